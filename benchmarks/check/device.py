@@ -23,7 +23,7 @@ from benchmarks.proofs.numbers import MIB
 from benchmarks.sim.hollow import CARDS
 from mimose.bench.machine import version_of
 from mimose.bench.zoo import Batch, moved
-from mimose.exactness.random_state import DeviceRandom
+from mimose.exactness.context import RandomState
 from mimose.memory.meters import AllocatorMeter
 from mimose.memory.wall import has_expandable_segments
 from mimose.session import attach
@@ -202,17 +202,14 @@ def meter(device: torch.device) -> Iterator[Line]:
 
 def random_state(device: torch.device) -> Iterator[Line]:
     """Draw, go elsewhere, come back, and draw again."""
-    random = DeviceRandom(device)
     torch.rand(3, device=device)
-    state = random.save()
+    state = RandomState([device])
     drawn = torch.rand(5, device=device)
     torch.manual_seed(99)
     torch.rand(7, device=device)
-    random.put(state)
+    state.restore()
     same = torch.equal(drawn, torch.rand(5, device=device))
     yield equal("drawn again past another seed", True, same)
-    how = "as a copy" if random.is_copied else "by its place"
-    yield equal("how the state is saved", "by its place", how)
 
 
 def waits(device: torch.device) -> Iterator[Line]:

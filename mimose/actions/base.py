@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mimose.actions.host import Host
-from mimose.exactness.input_watch import Marks
 from mimose.exactness.late_answers import LateAnswers
+from mimose.exactness.side_effects import Given
 from mimose.exactness.unit import Unit
 from mimose.memory.marks import Counted, Gauge, Trace
 from mimose.planners import ActionSpec
@@ -20,7 +20,7 @@ class StepNotes(Protocol):
     answers: LateAnswers
     """Tells what only an accelerator knows, when the step has ended."""
 
-    def note_read(self, unit: Unit, noted: Marks) -> None:
+    def note_read(self, unit: Unit, given: Given) -> None:
         """Take note of the inputs of a call that will run again."""
         ...
 

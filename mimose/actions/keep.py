@@ -5,10 +5,16 @@ from __future__ import annotations
 from typing import Any
 
 from mimose.actions.base import Probe, UnitCall
-from mimose.exactness.first_call import FirstCall
+from mimose.exactness.side_effects import (
+    OBJECT_CHANGES,
+    FirstCall,
+    Given,
+    is_opaque,
+)
 from mimose.exactness.unit import Unit
 from mimose.memory.marks import Counted
 from mimose.planners.actions import KEEP
+from mimose.torch_private import pytree
 
 
 class Keep:
@@ -24,19 +30,24 @@ class Keep:
     def run(self, call: UnitCall, probe: Probe | None) -> Any:
         """Run the forward; a first call tells what it changes."""
         unit = call.unit
-        if probe is not None:
-            return probe.trace.kept(
-                probe.index, call.forward, probe.inputs, probe.gauge
-            )
         if unit.is_known or unit.is_kept:
-            return call.forward()
-        first = FirstCall(unit.module)
-        unit.guard.begin_anew()
-        output = call.forward()
-        why = unit.learn(first, call.notes.answers)
+            return self._run(call, probe)
+        first, given = FirstCall(unit.module), Given()
+        for leaf in pytree.tree_leaves((call.args, call.kwargs)):
+            if is_opaque(leaf):
+                given.add(leaf)
+        output = self._run(call, probe)
+        why = unit.learn(first)
+        if given.are_edited():
+            why = OBJECT_CHANGES
         if why:
             unit.keep(why)
         return output
+
+    def _run(self, call: UnitCall, probe: Probe | None) -> Any:
+        if probe is None:
+            return call.forward()
+        return probe.trace.kept(probe.index, call.forward, probe.inputs, probe.gauge)
 
     def held_bytes(self, counted: Counted) -> float:
         """Return all that the call made and that lives."""

@@ -1,27 +1,63 @@
-"""Running a call's forward again in backward, in place of holding what it saves."""
+"""Running a call's forward again in backward, in place of holding what it saves.
+
+Note: [Regions]
+What a call saves is taken note of by hooks on saved tensors, as
+`torch.utils.checkpoint` has them. A holder stands for each; the first that a backward
+asks for has the forward run again, up to the last tensor that is needed, and each
+holder that is still alive gets its own. Another backward has it run again.
+
+Note: [Whose containers]
+The call gets the caller's own lists and dicts: what a layer adds to them is the
+caller's. The recomputation gets copies of them as they were before, each time new. A
+first call that is handed other objects, such as a key-value cache, is kept: what it
+changes of them shows then. Who changes them is kept for good.
+"""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias
+
+import torch
+from torch import nn
 
 from mimose.actions.base import Probe, UnitCall
-from mimose.actions.checkpointing import recompute
+from mimose.actions.keep import Keep
 from mimose.actions.host import AwayInput
-from mimose.actions.region import Inputs, Region, has_outer_modes
-from mimose.exactness.changes import SavedBuffers
 from mimose.exactness.comparison import Comparison
-from mimose.exactness.first_call import FirstCall
-from mimose.exactness.input_watch import Marks, is_edited, marks
-from mimose.exactness.named_errors import is_inside_checkpoint
+from mimose.exactness.context import Context, accelerators
+from mimose.exactness.guard import Found
+from mimose.exactness.side_effects import FirstCall, Given, SavedTensors, is_opaque
 from mimose.exactness.unit import Unit
 from mimose.inputs.compiled import SCRIPTED, code_in_graph
 from mimose.memory.marks import Counted
 from mimose.planners.actions import RECOMPUTE
-from mimose.torch_private import next_sequence_number
+from mimose.torch_private import (
+    NO_GRAPH_TASK,
+    StopRecomputation,
+    current_graph_task,
+    drop_saved_hooks,
+    eval_frame_callback,
+    is_from_checkpoint,
+    is_in_own_function,
+    next_sequence_number,
+    push_saved_hooks,
+    pytree,
+    top_saved_hooks,
+    version_of,
+)
+from mimose.types import OnRecompute
+from mimose.worker import lock
 
-_UNSAVABLE = "Inference tensors cannot be saved for backward"
-"""What torch says before the forward runs, for `checkpoint` saves what it is given."""
+_TENSORS = frozenset((torch.Tensor, nn.Parameter))
+_PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
 _INFERENCE = "a tensor that it is handed was made under torch.inference_mode()"
+_INPUT_EDITED = "its input was edited in place before its backward"
+_OTHER_TENSORS = "recomputing it gave other tensors"
+
+_Kind: TypeAlias = tuple[torch.Size, torch.dtype, torch.device]
 
 
 class Recompute:
@@ -31,80 +67,67 @@ class Recompute:
 
     def refuses(self, unit: Unit) -> str:
         """Return why a call cannot run again, where that shows before it runs."""
-        if is_inside_checkpoint():
+        del unit
+        hooks = top_saved_hooks(False)
+        if hooks is not None and is_from_checkpoint(hooks[0]):
             return "the model itself checkpoints it"
-        if unit.guard.uncounted:
-            return (
-                f"it holds {unit.guard.uncounted!r}, made under "
-                f"torch.inference_mode(), whose changes nobody counts"
-            )
         return ""
 
     def run(self, call: UnitCall, probe: Probe | None) -> Any:
         """Run the forward; a first call tells what it changes."""
-        unit, on_recompute = call.unit, call.on_recompute
-        unit.is_proven = unit.is_proven or unit.is_compared
+        unit = call.unit
+        found = unit.guard.enter()
+        inputs = Inputs(call.args, call.kwargs)
+        why = found.state.trouble or (_INFERENCE if inputs.has_inference else "")
+        if why:
+            unit.keep(why)
+        has_new_hooks = unit.guard.has_new_hooks
+        if has_new_hooks:
+            unit.note_new_hooks()
+        if why or has_new_hooks or (inputs.given.has_objects and not unit.is_known):
+            return _kept(call, probe)
         away = self._send_away(call, probe)
-        is_short = probe is None and not call.is_whole
-        if unit.is_settled and is_short and on_recompute is None:
-            inputs = None
-            if not has_outer_modes():
-                inputs = Inputs.of(call.args, call.kwargs, away)
-            if inputs is not None:
-                region = Region(unit, inputs)
-                output = region.run(call.args, call.kwargs)
-                call.notes.note_read(unit, inputs.noted)
-                return output
+        if away is not None:
+            inputs = Inputs(call.args, call.kwargs, away)
+        first = None if unit.is_known else FirstCall(unit.module)
+        on_recompute, comparison = call.on_recompute, None
         if probe is not None:
             on_recompute = probe.trace.recomputed(probe.index, probe.gauge)
-        noted = marks(call.args, call.kwargs)
-        first, buffers, comparison = None, None, None
         if not unit.is_compared:
             comparison = Comparison(unit, call.notes.answers)
             on_recompute = comparison.compared(on_recompute)
-        if not unit.is_known:
-            first = FirstCall(unit.module)
-            buffers = first.buffers
-            unit.guard.begin_anew()
-        elif unit.buffers:
-            buffers = SavedBuffers(unit.buffers)
-        is_whole = not is_short or comparison is not None or unit.is_compiled
-        began = next_sequence_number()
-        try:
-            output = recompute(
-                unit.forward,
-                call.args,
-                call.kwargs,
-                buffers=buffers,
-                on_recompute=on_recompute,
-                guard=unit.guard,
-                devices=unit.devices,
-                handed=unit.handed,
-                early_stop=not is_whole,
-                branches=unit.branches,
-                away=away,
-            )
-        except RuntimeError as error:
-            if _UNSAVABLE not in str(error):
-                raise
-            _note(call, noted, _INFERENCE)
-            return call.forward()
-        why = "" if first is None else unit.learn(first, call.notes.answers)
-        if comparison is not None and not unit.is_compiled:
-            is_compiled, is_scripted = code_in_graph(output, began)
-            if is_compiled:
-                call.notes.note_compiled(call)
-            if is_scripted:
-                why = SCRIPTED
-        if comparison is not None and is_edited(noted):
-            why = "it edits its own input in place"
-        _note(call, noted, why)
+        region = Region(
+            unit,
+            inputs,
+            found,
+            on_recompute,
+            is_whole=call.is_whole or probe is not None or comparison is not None,
+        )
+        if first is not None:
+            region.lend = first.saved
+        elif unit.slots:
+            region.lend = SavedTensors(unit.slots)
+        output = region.run(call.args, call.kwargs, is_first=first is not None)
+        why = "" if first is None else unit.learn(first)
+        if first is not None:
+            region.found = unit.guard.left(found.state)
         if comparison is not None:
-            unit.branches.note(output, began)
-            unit.note_compared(is_doubted=unit.is_doubted)
-            if not unit.guard.changes_weights:
-                comparison.take(output)
+            comparison.take(output)
+            why = why or self._code_in(call, output, region.began)
+        call.notes.note_read(unit, inputs.given)
+        if why:  # at once: whatever becomes of this forward, the next knows
+            unit.keep(why)
+            call.notes.note_impure(unit, why)
         return output
+
+    def _code_in(self, call: UnitCall, output: Any, began: int) -> str:
+        """Look at the graph of a call for code that is not torch's operators."""
+        if call.unit.is_compiled:
+            return ""
+        is_compiled, is_scripted = code_in_graph(output, began)
+        if is_compiled:
+            call.notes.note_compiled(call)
+        return SCRIPTED if is_scripted else ""
 
     def _send_away(self, call: UnitCall, probe: Probe | None) -> AwayInput | None:
         """Return what holds an input elsewhere until it runs again; None: nothing."""
@@ -116,12 +139,338 @@ class Recompute:
         return counted.output_bytes
 
 
-def _note(call: UnitCall, noted: Marks, why: str) -> None:
-    """Take note of a call that will run again, or why it may not.
+def _kept(call: UnitCall, probe: Probe | None) -> Any:
+    """Run a call that was to be recomputed, and may not be."""
+    keep = Keep()
+    if probe is not None:
+        probe.trace.events[probe.index].keep(keep.spec.name)
+    return keep.run(call, probe)
 
-    That is no error before the forward has ended: other ranks may wait in it.
+
+class Inputs:
+    """What a call is given, held for its recomputation without its graph.
+
+    Args:
+        args: What it is called with.
+        kwargs: What it is called with by name.
+        away: One of the tensors, which is held elsewhere.
+
+    Attributes:
+        tensors: All tensors among them.
+        has_inference: Whether one of them counts no edits.
+        given: The caller's tensors, which are not held, and objects.
     """
-    call.notes.note_read(call.unit, noted)
-    if why:  # at once: whatever becomes of this forward, the next knows
-        call.unit.keep(why)
-        call.notes.note_impure(call.unit, why)
+
+    __slots__ = (
+        "__weakref__",
+        "_args",
+        "_away",
+        "_kwargs",
+        "_seen",
+        "_spec",
+        "_versions",
+        "given",
+        "has_inference",
+        "tensors",
+    )
+
+    def __init__(
+        self,
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+        away: AwayInput | None = None,
+    ) -> None:
+        self._away = away
+        self.has_inference = False
+        self.given = Given()
+        self.tensors: list[torch.Tensor] = []
+        self._versions: list[int] = []
+        self._seen: dict[int, Any] = {}
+        self._spec: Any = None
+        try:
+            self._args = [self._again(value) for value in args]
+            self._kwargs = {name: self._again(v) for name, v in kwargs.items()}
+        except _NotPlainError:
+            leaves, self._spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
+            self._args = [self._leaf(leaf) for leaf in leaves]
+            self._kwargs = {}
+        self._seen.clear()
+        self.given.holder = weakref.ref(self)
+
+    def clear(self) -> None:
+        """Let go of all: the call is given up.
+
+        A tensor that was edited by what was made of it belongs to the graph that holds
+        this: each would hold the other, for good.
+        """
+        self._args, self._kwargs, self._spec = [], {}, None
+        self.tensors.clear()
+        self._versions.clear()
+
+    @property
+    def are_edited(self) -> bool:
+        """Whether a tensor was changed in place since, or an object."""
+        is_edited = list(map(version_of, self.tensors)) != self._versions
+        return is_edited or self.given.are_objects_changed()
+
+    @property
+    def devices(self) -> tuple[torch.device, ...]:
+        """The accelerators that the tensors are on."""
+        away = () if self._away is None else (self._away.stand_in,)
+        return accelerators((*self.tensors, *away))
+
+    def again(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
+        """Return the arguments, once more; what is away is brought."""
+        if self._spec is None and self._away is None:
+            return self._args, self._kwargs
+        away, brought = self._away, None if self._away is None else self._away.bring()
+
+        def filled(value: Any) -> Any:
+            if value is away and away is not None:
+                return brought
+            return tuple(map(filled, value)) if type(value) is tuple else value
+
+        args = [filled(value) for value in self._args]
+        if self._spec is None:
+            return args, {name: filled(v) for name, v in self._kwargs.items()}
+        args, kwargs = pytree.tree_unflatten(args, self._spec)
+        return args, kwargs
+
+    def _again(self, value: Any) -> Any:
+        """Return what is passed again: a tensor with a graph is cut off from it."""
+        kind = type(value)
+        if kind in _TENSORS:
+            return self._tensor(value)
+        if kind in _PLAIN:
+            return value
+        if kind is tuple:
+            return tuple([self._again(item) for item in value])
+        raise _NotPlainError
+
+    def _leaf(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.Tensor):
+            return self._tensor(leaf)
+        if is_opaque(leaf):
+            self.given.add(leaf)
+        return leaf
+
+    def _tensor(self, value: torch.Tensor) -> Any:
+        found = self._seen.get(id(value))
+        if found is not None:
+            return found
+        self.given.add(value)
+        if value.is_inference():
+            self.has_inference = True
+            return value
+        if self._away is not None and self._away.is_of(value):
+            self._seen[id(value)] = self._away
+            return self._away
+        again = value if value.is_leaf else value.detach().requires_grad_()
+        self._seen[id(value)] = again
+        self.tensors.append(again)
+        self._versions.append(version_of(value))
+        return again
+
+
+class _NotPlainError(Exception):
+    """An argument is neither a plain tensor nor a number, nor a tuple of these."""
+
+
+class _Holder(dict[Any, torch.Tensor]):
+    """Stands for a saved tensor: by backward, what it was recomputed to."""
+
+    __slots__ = ("__weakref__", "kind")
+
+    kind: _Kind
+
+
+class Region:
+    """One call of a unit, run again whenever a backward needs what it saved.
+
+    See Note: [Regions].
+
+    Args:
+        unit: The unit.
+        inputs: What it is called with.
+        found: What the call has found.
+        on_recompute: Called in backward with a function that recomputes, which it has
+            to call and whose result it has to return, and with the tensors given.
+        is_whole: Whether a recomputation is to run to its end.
+
+    Attributes:
+        found: What a recomputation has to find.
+        lend: Tensors that the forward changes, to be lent to each recomputation.
+        began: The number of autograd's next node as it began.
+    """
+
+    __slots__ = (
+        "_context",
+        "_holders",
+        "_inputs",
+        "_is_whole",
+        "_on_recompute",
+        "_unit",
+        "began",
+        "found",
+        "has_run",
+        "lend",
+    )
+
+    def __init__(
+        self,
+        unit: Unit,
+        inputs: Inputs,
+        found: Found,
+        on_recompute: OnRecompute | None,
+        *,
+        is_whole: bool,
+    ) -> None:
+        self._unit = unit
+        self._inputs = inputs
+        self.found = found
+        self._on_recompute = on_recompute
+        self._is_whole = is_whole
+        self.lend: SavedTensors | None = None
+        self.has_run = False
+        self._holders: list[weakref.ref[_Holder]] = []
+        devices = inputs.devices
+        if devices != unit.devices:
+            devices = tuple(dict.fromkeys((*unit.devices, *devices)))
+        self._context = Context(devices)
+        self.began = next_sequence_number()
+
+    def run(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_first: bool
+    ) -> Any:
+        """Run the forward on the caller's own arguments.
+
+        Args:
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            is_first: Whether it is to tell what the unit changes.
+
+        Raises:
+            LateChangeError: It has edited a tensor as never before.
+        """
+        outer = top_saved_hooks(False)
+        try:
+            push_saved_hooks(self._pack, self._unpack)
+            output = self._unit.forward(*args, **kwargs)
+        finally:
+            drop_saved_hooks(outer)
+        self.has_run = True
+        if not is_first:
+            self._unit.refuse_late_change(self.found)
+        self._unit.note_way(len(self._holders), output, self.began)
+        return output
+
+    def _pack(self, tensor: torch.Tensor) -> _Holder:
+        holder = _Holder()
+        holder.kind = tensor.shape, tensor.dtype, tensor.device
+        self._holders.append(weakref.ref(holder))
+        return holder
+
+    def _unpack(self, holder: _Holder) -> torch.Tensor:
+        task: Any = current_graph_task()
+        if task not in holder:
+            if eval_frame_callback() is None:
+                self.recompute(holder, task)
+            else:
+                _untraced()(self, holder, task)
+        if task != NO_GRAPH_TASK and is_in_own_function():
+            return holder[task]  # it may be asked for twice
+        return holder.pop(task)
+
+    def recompute(self, wanted: _Holder, task: int) -> None:
+        """Run the forward again, and hand out what it saves.
+
+        Args:
+            wanted: The holder that is asked for.
+            task: The backward's number; outside of any, this holder alone is served.
+
+        Raises:
+            ChangedWeightsError: The weights are not those of the forward any more.
+            RecomputationError: The arguments are not, or other tensors were saved.
+        """
+        if self._inputs.are_edited:
+            self._unit.refuse(_INPUT_EDITED)
+        only = wanted if task == NO_GRAPH_TASK else None
+        guard = self._unit.guard
+        with (
+            _GENERATORS,
+            guard.as_found(self.found, has_run=self.has_run),
+            self._context.as_then(),
+        ):
+            is_same = self._recompute(task, only)
+        if not is_same or task not in wanted:
+            self._unit.refuse(_OTHER_TENSORS)
+
+    def _recompute(self, task: int, only: _Holder | None) -> bool:
+        """Return whether what is saved now is of the same kinds."""
+        left = self._holders[::-1]
+        is_same = True
+        # A layer that takes a gradient in its forward has not saved all it will.
+        runs_on = self._is_whole or self._unit.runs_to_end or self._unit.is_compiled
+        ends_early = not (self.has_run and runs_on)
+
+        def pack(tensor: torch.Tensor) -> torch.Tensor:
+            nonlocal is_same
+            if not left:
+                if ends_early:  # the layer has caught the first one
+                    raise StopRecomputation
+                is_same = False
+                return _aside(tensor)
+            if tensor.requires_grad:
+                tensor = tensor.detach()
+            holder = left.pop()()
+            if holder is not None:
+                kind = tensor.shape, tensor.dtype, tensor.device
+                is_same = is_same and kind == holder.kind
+                if only is None or holder is only:
+                    holder[task] = tensor
+            if ends_early and not left:
+                raise StopRecomputation
+            return tensor
+
+        outer = top_saved_hooks(False)
+        try:
+            push_saved_hooks(pack, _same)
+            if self._on_recompute is None:
+                self._forward()
+            else:
+                self._on_recompute(self._forward, self._inputs.tensors)
+        except StopRecomputation:
+            pass
+        finally:
+            drop_saved_hooks(outer)
+        return is_same and not left
+
+    def _forward(self) -> Any:
+        """Run the forward from the state in which the call began."""
+        self._context.draw_again()
+        if self.lend is not None:
+            self.lend.lend()
+        args, kwargs = self._inputs.again()
+        with torch.enable_grad():
+            return self._unit.forward(*args, **kwargs)
+
+
+_GENERATORS = lock()
+"""Torch's generators are everybody's: of backwards in several threads one at a time
+puts its forward's state back and draws again."""
+
+_aside = torch.Tensor.detach
+"""For a tensor that an operator edits and saves: it has the operator in its history.
+Saved as it is the graph would hold itself, for good."""
+
+
+def _same(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
+@functools.cache
+def _untraced() -> Callable[[Region, _Holder, int], None]:
+    """Return what recomputes, hidden from a compiler that follows the backward."""
+    disable: Any = torch.compiler.disable
+    hidden: Callable[[Region, _Holder, int], None] = disable(Region.recompute)
+    return hidden

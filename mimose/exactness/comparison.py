@@ -1,22 +1,82 @@
 """A call compared with its recomputation; what follows from where they differ.
 
-See the notes of `mimose.exactness.fingerprints`.
+Note: [Run again]
+A layer that reads what nobody saved for it (an object of its own, a global) returns
+something else when it is run again. So its first output is compared with the first
+recomputation's, to the bit. No forward is run for that; what it finds comes after the
+step in which it happened, and is kept from the next on.
+
+Note: [In any order]
+An accelerator's kernels may add in any order, and so return other bits each time. There
+a layer that differed is recomputed twice, the next time it is recomputed at all, from
+the same state. Where both agree with each other and not with the forward, it reads what
+nobody saved. Else its kernels are not deterministic: it is recomputed all the same, but
+the report says that it is not exact.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from mimose.exactness.changes import SavedBuffers
-from mimose.exactness.fingerprints import Fingerprint, differences, fingerprint
 from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.unit import Unit
 from mimose.inputs.compiled import SCRIPTED, code_in_graph
+from mimose.tensors import bits, is_plain, tensors_in
 from mimose.torch_private import next_sequence_number
 from mimose.types import OnRecompute
+
+_GROUPS = 16
+"""Sums of a tensor's words, held until the backward: an exchange within one of them is
+not seen."""
+
+
+class Fingerprint(NamedTuple):
+    """Numbers that differ where a bit of an output does, most likely."""
+
+    kinds: list[tuple[torch.Size, torch.device]]
+    sums: list[torch.Tensor]
+    """Of each tensor's bits, on its device."""
+
+    @classmethod
+    def of(cls, output: Any) -> Fingerprint | None:
+        """Return an output's; None where nothing can be told."""
+        tensors = list(tensors_in(output))
+        if not all(map(is_plain, tensors)):
+            return None
+        with torch.no_grad():
+            return cls(
+                [(t.shape, t.device) for t in tensors], list(map(_sums, tensors))
+            )
+
+    @property
+    def is_on_cpu(self) -> bool:
+        """Whether no accelerator had a part in it that shows."""
+        return all(total.is_cpu for total in self.sums)
+
+    def differences(self, other: Fingerprint) -> list[torch.Tensor]:
+        """Return flags, of which one is true where another is not the same."""
+        if self.kinds != other.kinds:
+            return [torch.tensor(True)]
+        pairs = zip(self.sums, other.sums, strict=True)
+        return [(one != another).any() for one, another in pairs]
+
+
+def _sums(tensor: torch.Tensor) -> torch.Tensor:
+    """Sum up a tensor's words in a few groups: a sum of all is blind to their order.
+
+    Words of 8 bytes are summed up where they are; of narrower ones torch makes a copy.
+    """
+    flat = bits(tensor.contiguous()).flatten()
+    size = flat.element_size()
+    n_whole = flat.nbytes // (8 * _GROUPS) * (8 * _GROUPS) // size
+    whole = flat[:n_whole]
+    if whole.storage_offset() * size % 8:
+        whole = whole.clone()
+    groups = whole.view(torch.int64).view(_GROUPS, -1).sum(1)
+    return torch.cat((groups, flat[n_whole:].sum(dtype=torch.int64).view(1)))
 
 
 class Comparison:
@@ -36,7 +96,7 @@ class Comparison:
 
     def take(self, output: Any) -> None:
         """Take note of what the forward returned."""
-        self._seen = fingerprint(output)
+        self._seen = Fingerprint.of(output)
 
     def compared(self, on_recompute: OnRecompute | None) -> OnRecompute:
         """Return another `on_recompute`, which compares.
@@ -46,75 +106,76 @@ class Comparison:
         """
 
         def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
-            twice = self._seen is not None and self._runs_twice
-            trial = self._trial(forward) if twice else None
+            seen = self._seen
+            twice = seen is not None and self._runs_twice
+            trial = _trial(forward) if twice else None
             began = next_sequence_number()
             output = forward() if on_recompute is None else on_recompute(forward, given)
             if not self._unit.is_compiled and code_in_graph(output, began)[1]:
-                self._unit.guard.naming.refuse(SCRIPTED)
-            again = None if self._seen is None else fingerprint(output)
-            if self._seen is not None and again is not None:
-                self._ask(self._seen, trial, again)
+                self._unit.refuse(SCRIPTED)
+            again = None if seen is None else Fingerprint.of(output)
+            if seen is None or again is None:
+                self._unit.note_compared(is_doubted=False)
+            else:
+                self._ask(seen, trial, again)
             return output
 
         return run
 
-    def _trial(self, forward: Callable[[], Any]) -> Fingerprint | None:
-        """Recompute once more, and leave nothing of it behind.
-
-        The hooks keep what is saved from `checkpoint`, which would count it.
-        """
-        aside = torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, _same)
-        with SavedBuffers(self._unit.buffers), aside:
-            return fingerprint(forward())
-
     def _ask(
         self, seen: Fingerprint, trial: Fingerprint | None, again: Fingerprint
     ) -> None:
-        flags = differences(seen, again)
+        flags = seen.differences(again)
         n_first = len(flags)
         if trial is not None:
-            flags += differences(trial, again)
+            flags += trial.differences(again)
 
         def tell(differ: Sequence[bool]) -> None:
-            first, both = any(differ[:n_first]), any(differ[n_first:])
-            if trial is not None:
-                self._settle(is_other=first, is_unsteady=both)
-            elif first and again.is_on_cpu:
-                self._keep()
-            elif first and self._unit.waits:
-                self._settle_alone()
-            elif first:
+            is_other = any(differ[:n_first])
+            is_decided = trial is not None or again.is_on_cpu or self._unit.waits
+            if is_other and not is_decided:
                 self._unit.note_compared(is_doubted=True)
+            else:
+                self._settle(
+                    is_other=is_other,
+                    is_unsteady=any(differ[n_first:]),
+                    may_be_unsteady=not (again.is_on_cpu or trial is not None),
+                )
 
         self._answers.ask(flags, tell)
 
-    def _settle(self, *, is_other: bool, is_unsteady: bool) -> None:
-        self._unit.note_compared(is_doubted=False)
-        if is_other and not is_unsteady:
-            self._keep()
-            return
-        why = (
-            "two recomputations from the same state differ, for its kernels are not "
-            "deterministic on this device (see torch.use_deterministic_algorithms)"
-            if is_unsteady
-            else "one recomputation differed from its forward, and a later one did not"
-        )
-        self._unit.note_inexact(why)
+    def _settle(
+        self, *, is_other: bool, is_unsteady: bool, may_be_unsteady: bool
+    ) -> None:
+        unit = self._unit
+        was_doubted = unit.is_doubted
+        unit.note_compared(is_doubted=False)
+        if is_unsteady:
+            unit.note_inexact(
+                "two recomputations from the same state differ, for its kernels are "
+                "not deterministic on this device (see "
+                "torch.use_deterministic_algorithms)"
+            )
+        elif is_other and may_be_unsteady:
+            unit.note_inexact(
+                "its recomputation differed from its forward; it was not run once more "
+                "to find out why, since other ranks take part in each run"
+            )
+        elif is_other:
+            unit.keep(
+                "run again with the same input, it returned something else; until now "
+                "its gradients were those of the second run"
+            )
+        elif was_doubted:
+            unit.note_inexact(
+                "one recomputation differed from its forward, and a later one did not"
+            )
 
-    def _settle_alone(self) -> None:
-        self._unit.note_compared(is_doubted=False)
-        self._unit.note_inexact(
-            "its recomputation differed from its forward; it was not run once more to "
-            "find out why, since other ranks take part in each run"
-        )
 
-    def _keep(self) -> None:
-        why = (
-            "run again with the same input, it returned something else; until now its "
-            "gradients were those of the second run"
-        )
-        self._unit.keep(why)
+def _trial(forward: Callable[[], Any]) -> Fingerprint | None:
+    """Recompute once more, and have nothing of it counted as saved."""
+    with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, _same):
+        return Fingerprint.of(forward())
 
 
 def _same(saved: torch.Tensor) -> torch.Tensor:

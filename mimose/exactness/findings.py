@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
@@ -39,15 +38,7 @@ class Findings:
         self.kept: dict[str, str] = {}
         self.inexact: dict[str, str] = {}
         self.families: Sequence[str] = ()
-        self._recomputed: weakref.ref[Named] | None = None
         self.version = 0
-        self._surroundings: set[str] = set()
-        """In which calls were kept, as far as it was said."""
-
-    @property
-    def last_recomputed(self) -> Named | None:
-        """The unit whose recomputation began last."""
-        return None if self._recomputed is None else self._recomputed()
 
     def keep(self, unit: Named, why: str) -> None:
         """Never recompute a unit again."""
@@ -69,12 +60,6 @@ class Findings:
                 self._keep_only(index)
                 self.kept[name] = f"{unit.name}, which is built alike, is kept: {why}"
 
-    def note_call_kept(self, unit: Named, where: str) -> None:
-        """Take note of a call that is kept for what is around it."""
-        if where not in self._surroundings:
-            self._surroundings.add(where)
-            _log.warning("mimose: calls of %s are kept %s", unit.name, where)
-
     def exclude(self, unit: Named, action: str, why: str) -> None:
         """Never choose an action for a unit again."""
         model = self._learner.model
@@ -88,10 +73,6 @@ class Findings:
     def note_change(self) -> None:
         """Take note that a unit's calls have told something, or are to tell it."""
         self.version += 1
-
-    def note_recomputed(self, unit: Named) -> None:
-        """Take note that a unit is about to be recomputed."""
-        self._recomputed = weakref.ref(unit)  # a unit holds a part of the model
 
     def note_inexact(self, unit: Named, why: str) -> None:
         """Take note of a unit that is recomputed, but not to the bit."""

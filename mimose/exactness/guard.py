@@ -1,444 +1,400 @@
 """What a recomputation has to find as its forward did.
 
-Note: [Entered, left, recomputed]
-What a layer reads is taken note of twice. As a call enters: attributes, hooks inside,
-what chooses kernels, buffers by reference. As it leaves: weights, buffers and tensors
-among the attributes, with their versions, and modes. A recomputation sets the former
-and the modes back where they are others by then, and puts back behind it what it has
-found; it does not begin where the weights are others.
+Note: [As a call finds it]
+A layer reads its attributes (a dropout's ``p``, a flag, a list), modules, weights,
+buffers and hooks when its forward runs, and again when it is recomputed. Between the
+two somebody may have set another value; and a recomputation that ends early may leave
+one that the rest of the forward would have set back. All of these are values in
+dictionaries. So what is in them is noted as a call enters, by identity, and of lists,
+dicts and sets the content as well; where it is another by then it is set again for the
+recomputation, and behind it what was there before is put back. So are the attributes
+of plain objects that layers hold, such as a configuration. As long as nothing changes
+one note serves all calls.
+
+What is noted is held until the backward. So a call is kept whose layer has hooks inside
+that were not there in its last one: what they collect may lead back to the graph that
+holds the note, for good.
+
+A tensor that is replaced is put back like any other value. One that is edited in place
+cannot be: the recomputation is refused. What is written through ``.data`` cannot be
+seen.
 """
 
 from __future__ import annotations
 
 import contextlib
 import operator
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from itertools import compress
-from typing import Any, NamedTuple, NoReturn, Protocol
+import weakref
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Collection, Iterable, Iterator
+from itertools import chain
+from types import FunctionType, MethodType, ModuleType
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import torch
 from torch import nn
 
-from mimose.exactness.attributes import (
-    INTERNAL,
-    Attributes,
-    Held,
-    HeldObjects,
-    Places,
-    State,
-)
-from mimose.exactness.changes import BufferSlot
-from mimose.exactness.global_flags import Flags, flags_now, with_flags
-from mimose.exactness.inner_hooks import HookCalls, InnerHooks
-from mimose.exactness.named_errors import Naming
-from mimose.exactness.structure import Structure, Tables, filled_as
 from mimose.exceptions import ChangedWeightsError
-from mimose.inputs.compiled import plain_modules
 from mimose.inputs.sharding import is_sharded
-from mimose.tensors import version
+from mimose.tensors import tensors_in
 from mimose.torch_private import (
     buffers_of,
+    forward_hooks_of,
+    global_forward_hooks,
     parameters_of,
     sharded_weights,
+    submodules_of,
     version_of,
 )
 
-_TRAINING = operator.attrgetter("training")
+Key: TypeAlias = tuple[int, str]
+"""Where a tensor is: its table, by identity, and its name in it."""
+
+_INTERNAL = frozenset(vars(nn.Module()))
+"""Attributes of a module that are torch's own tables."""
 _LEARNS = operator.attrgetter("requires_grad")
+_DICTS = (dict, OrderedDict, defaultdict, Counter)
+_CONTAINERS = frozenset((list, set, deque, *_DICTS))
+_MOST_ITEMS = 10_000
+"""Of a container whose content is noted: to read dicts of 50,000 in three layers took
+230 ms a step."""
+_NO_OBJECTS = (
+    torch.Tensor,
+    nn.Module,
+    ModuleType,
+    MethodType,
+    FunctionType,
+    type,
+)
+_WITH_GRAPH: Any = object()
+"""In place of a tensor with a graph, through which a chain of steps would stay alive.
+"""
 
 
-class Guarded(Protocol):
-    """A unit that takes note of what its recomputations tell."""
-
-    def note_recomputed(self) -> None:
-        """Take note that it is about to be recomputed."""
-        ...
-
-    def keep_alike(self, why: str) -> None:
-        """Never recompute it again."""
-        ...
-
-    def refuse_late_change(self, buffers: list[BufferSlot]) -> None:
-        """Raise an error: its forward has changed buffers as never before."""
-        ...
-
-
-class Entered(NamedTuple):
-    """What a call has found: Note: [Entered, left, recomputed]."""
-
-    attributes: State
-    places: Places
-    """Where these attributes are."""
-    variant: int
-    """Of what flags there are among them."""
-    modules: tuple[nn.Module, ...]
-    tables: Tables
-    """Of the modules."""
-    hooks: HookCalls | None
-    flags: Flags
-    objects: Held
-    buffers: tuple[list[Any], list[int]]
-    """Those that no forward has changed yet, and their versions."""
-
-
-class GuardState(NamedTuple):
-    """What a call has left: Note: [Entered, left, recomputed]."""
-
-    entered: Entered
-    places: TensorPlaces
-    tensors: list[Any]
-    versions: list[int]
-    modes: tuple[bool, ...]
-    """Which modules are in training mode, and which of the tensors learn."""
-    replaced: list[tuple[dict[str, Any], str, torch.Tensor]]
-    """Buffers that the forward has put others in place of: tables, names, the old."""
-
-
-class TensorPlaces(NamedTuple):
-    """Where tensors are: the modules' own tables, and names, one by one."""
-
-    tables: tuple[dict[str, Any], ...]
-    names: tuple[str, ...]
-
-    def read(self) -> tuple[list[Any], list[int]]:
-        """Return what is there now, and how often it was changed in place.
-
-        Where there is no tensor any more, that is -1.
-        """
-        found: list[Any] = list(map(dict.get, self.tables, self.names))
-        try:
-            return found, list(map(version_of, found))
-        except (AttributeError, RuntimeError):  # no tensor, or one of inference
-            return found, [
-                version(t) if isinstance(t, torch.Tensor) else -1 for t in found
-            ]
-
-
-class ModuleGuard:
-    """Makes a recomputation find what its forward did: [Entered, left, recomputed].
-
-    A weight or buffer that is replaced or changed in place before the recomputation
-    would give, silently, other gradients than the bare model's; so would a tensor among
-    its attributes. What is written through ``.data`` cannot be seen.
+class State:
+    """What is in some dictionaries now: Note: [As a call finds it].
 
     Args:
-        name: The unit's, for the error.
-        module: The unit.
-        unit: Takes note of its recomputations, and of those that went wrong.
-        objects: Those that the layers hold.
+        tables: The dictionaries.
+        others: Tensors that belong to it, and are not in them.
 
     Attributes:
-        naming: Names the unit in the errors of its recomputations.
-        attributes: Those that are no tensors.
-        changes_weights: Whether its own forward does, as the first one told.
-        uncounted: The name of a tensor of its own whose edits nobody counts, since it
-            was made under ``torch.inference_mode()``; "" without one.
-        is_other: Whether a tensor has come among its attributes since its calls have
-            told what they change. Until they have told anew, it is kept.
+        tables: The same.
+        tensors: All tensors in them, by place.
+        trouble: Why what reads this may not run again; "" where it may.
     """
 
     def __init__(
-        self, name: str, module: nn.Module, unit: Guarded, objects: HeldObjects
+        self, tables: list[dict[str, Any]], others: Iterable[torch.Tensor] = ()
     ) -> None:
-        self._objects = objects
-        self._once: set[tuple[int, str]] = set()
-        """Where tensors have come late, by table and name."""
-        self._name = name
+        self.tables = tables
+        self.tensors: dict[Key, torch.Tensor] = {}
+        self.trouble = ""
+        self._values = list(chain.from_iterable(map(dict.values, tables)))
+        self._copies = list(map(dict, tables))
+        self._contents: list[tuple[Any, Any]] = []
+        for table, copied in zip(tables, self._copies, strict=True):
+            for name, value in copied.items():
+                if name not in _INTERNAL:
+                    self._note(table, copied, name, value)
+        self.tensors.update(((id(t), ""), t) for t in others)
+        self._all = list(self.tensors.values())
+        self._learn = list(map(_LEARNS, self._all))
+        self._watched: tuple[Collection[Key], list[torch.Tensor]] | None = None
+
+    def _note(
+        self, table: dict[str, Any], copied: dict[str, Any], name: str, value: Any
+    ) -> None:
+        """Take note of one value: of the tensors in it, and of its content."""
+        is_container = type(value) in _CONTAINERS
+        if is_container and _is_small(value):
+            self._contents.append((value, _copied(value)))
+        elif is_container or not isinstance(value, (torch.Tensor, tuple)):
+            return
+        for place, tensor in enumerate(tensors_in(value)):
+            if tensor.grad_fn is not None:
+                self.trouble = f"its attribute {name!r} holds a tensor with a graph"
+                copied[name] = _WITH_GRAPH
+            elif tensor.is_inference():
+                self.trouble = (
+                    f"it holds {name!r}, made under torch.inference_mode(), whose "
+                    f"changes nobody counts"
+                )
+            else:
+                key = name if value is tensor else f"{name}.{place}"
+                self.tensors[id(table), key] = tensor
+
+    def is_now(self) -> bool:
+        """Whether all of it is there still."""
+        found = list(chain.from_iterable(map(dict.values, self.tables)))
+        return (
+            len(found) == len(self._values)
+            and all(map(operator.is_, found, self._values))
+            and list(map(_LEARNS, self._all)) == self._learn
+            and all([_same(value, content) for value, content in self._contents])
+        )
+
+    def put(self) -> None:
+        """Put all of it there."""
+        for table, before in zip(self.tables, self._copies, strict=True):
+            for name in table.keys() - before.keys():
+                del table[name]
+            for name, value in before.items():
+                if value is not _WITH_GRAPH and table.get(name, self) is not value:
+                    table[name] = value
+            if list(table) != list(before):  # modules run in the order of their table
+                now = dict(table)
+                table.clear()
+                table.update({name: now[name] for name in before if name in now})
+        for value, content in self._contents:
+            if not _same(value, content):
+                _fill(value, _copied(content))
+        for tensor, learns in zip(self._all, self._learn, strict=True):
+            if tensor.requires_grad != learns:
+                tensor.requires_grad_(learns)
+
+    def watched(self, left_out: Collection[Key]) -> list[torch.Tensor]:
+        """Return the tensors that nothing may edit, with all but those left out."""
+        if self._watched is None or self._watched[0] is not left_out:
+            found = [t for key, t in self.tensors.items() if key not in left_out]
+            self._watched = left_out, found
+        return self._watched[1]
+
+
+def _same(value: Any, content: Any) -> bool:
+    try:
+        return bool(value == content)
+    except Exception:  # whatever a class of the user's raises
+        return False
+
+
+def _is_small(container: Any) -> bool:
+    left, n_seen = [container], 0
+    while left:
+        value = left.pop()
+        n_seen += 1
+        if type(value) in _CONTAINERS or type(value) is tuple:
+            if n_seen + len(left) + len(value) > _MOST_ITEMS:  # or it holds itself
+                return False
+            left += value.values() if isinstance(value, dict) else value
+    return True
+
+
+def _copied(value: Any) -> Any:
+    """Copy containers, and those inside; nothing else."""
+    kind = type(value)
+    if kind is tuple:
+        return tuple([_copied(item) for item in value])
+    if kind not in _CONTAINERS:
+        return value
+    found = value.copy()
+    if kind is not set:
+        items = found.items() if kind in _DICTS else enumerate(value)
+        for key, item in items:
+            if type(item) in _CONTAINERS or type(item) is tuple:
+                found[key] = _copied(item)
+    return found
+
+
+def _fill(container: Any, content: Any) -> None:
+    """Have a container hold again what it held."""
+    container.clear()
+    if isinstance(container, (list, deque)):
+        container.extend(content)
+    else:
+        container.update(content)
+
+
+# ------------------------------------------------------------------ of a layer, a model
+
+
+def held_objects(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
+    """Return the attributes of the plain objects among the modules' attributes."""
+    found: dict[int, dict[str, Any]] = {}
+    for module in modules:
+        for name, value in vars(module).items():
+            if name not in _INTERNAL and not isinstance(value, _NO_OBJECTS):
+                own = _own_attributes(value)
+                if own:
+                    found[id(own)] = own
+    return list(found.values())
+
+
+def _own_attributes(value: object) -> dict[str, Any] | None:
+    if type(value).__module__.partition(".")[0] == "torch":
+        return None
+    try:
+        own = getattr(value, "__dict__", None)
+    except Exception:  # whatever a class of the user's raises
+        return None
+    if type(own) is not dict or any(isinstance(v, torch.Tensor) for v in own.values()):
+        return None
+    return own
+
+
+def state_of_layer(modules: tuple[nn.Module, ...]) -> State:
+    """Take note of all that a layer reads.
+
+    In the tables of FSDP groups inside, whole weights and sharded ones take turns; what
+    stays are the sharded ones, which an optimizer changes.
+
+    Args:
+        modules: The layer, and those inside.
+    """
+    sharded: dict[int, list[torch.Tensor]] = {}
+    for inner in modules[1:]:
+        if is_sharded(inner):
+            for module, _, weight in sharded_weights(inner):
+                sharded.setdefault(id(module), []).append(weight)
+    tables: list[Any] = []
+    for module in modules:
+        tables += (vars(module), buffers_of(module), submodules_of(module))
+        if id(module) not in sharded:
+            tables.append(parameters_of(module))
+        if module is not modules[0]:  # its own hooks run outside of its forward
+            tables += chain.from_iterable(forward_hooks_of(module))
+    tables += chain.from_iterable(global_forward_hooks)
+    tables += held_objects(modules)
+    dicts = [table for table in tables if isinstance(table, dict)]
+    return State(dicts, chain.from_iterable(sharded.values()))
+
+
+def _hooks_inside(modules: Iterable[nn.Module]) -> list[Any]:
+    tables = (hooks for module in modules for hooks, _ in forward_hooks_of(module))
+    return list(chain.from_iterable(map(dict.values, tables)))
+
+
+class Found(NamedTuple):
+    """What a call has found as it began: Note: [As a call finds it]."""
+
+    state: State
+    tensors: list[torch.Tensor]
+    """Those that nothing may edit before its recomputation."""
+    versions: list[int]
+
+    @property
+    def are_edited(self) -> bool:
+        """Whether one of them was edited since."""
+        return list(map(version_of, self.tensors)) != self.versions
+
+
+class Guarded(Protocol):
+    """A unit, as far as its guard has to know it."""
+
+    name: str
+    module: nn.Module
+    changing: Collection[Key]
+    """Places of the tensors that its forward edits."""
+
+    def renew(self, modules: tuple[nn.Module, ...], tensors: Collection[Key]) -> None:
+        """Take note of what it consists of."""
+        ...
+
+
+class ModuleGuard:
+    """Makes a recomputation find what its forward did: [As a call finds it].
+
+    Args:
+        unit: The layer.
+    """
+
+    def __init__(self, unit: Guarded) -> None:
         self._unit = unit
-        self.naming = Naming(name, unit.keep_alike)
-        self._structure = Structure(module)
+        self._last: State | None = None
+        self._hooks: list[weakref.ref[Any]] = []
+        """Those inside, as of the last call."""
+        self.has_new_hooks = False
+        """Whether the call that has entered last has found others among them."""
+
+    def enter(self) -> Found:
+        """Return what a call finds that begins now.
+
+        Its unit is told, should it consist of others than before.
+        """
+        state, self.has_new_hooks = self._last, False
+        if state is None or not state.is_now():
+            modules = tuple(self._unit.module.modules())
+            state = state_of_layer(modules)
+            self._unit.renew(modules, state.tensors.keys())
+            known = {id(ref()) for ref in self._hooks}
+            hooks = _hooks_inside(modules)
+            self.has_new_hooks = not {id(hook) for hook in hooks} <= known
+            self._hooks = [weakref.ref(hook) for hook in hooks]
+            is_held = not (state.trouble or self.has_new_hooks)
+            self._last = state if is_held else None
+        return self.left(state)
+
+    def left(self, state: State) -> Found:
+        """Return what a call has found, by what is known of it as it has run."""
+        tensors = state.watched(self._unit.changing)
+        return Found(state, tensors, list(map(version_of, tensors)))
+
+    @contextlib.contextmanager
+    def as_found(self, found: Found, *, has_run: bool) -> Iterator[None]:
+        """Be for a while as a call has found it; put back what is there now.
+
+        Args:
+            found: What it has found.
+            has_run: Whether it has run to its end. A layer that takes a gradient in its
+                forward has itself recomputed before.
+
+        Raises:
+            ChangedWeightsError: A tensor was edited since.
+        """
+        if has_run and found.are_edited:
+            raise self._changed(found)
+        state = found.state
+        is_same = state.is_now()
+        now = state if is_same else State(state.tables)
+        try:
+            if not is_same:
+                state.put()
+            yield
+        finally:
+            if not now.is_now():
+                now.put()
+
+    def _changed(self, found: Found) -> ChangedWeightsError:
+        pairs = zip(found.tensors, found.versions, strict=True)
+        edited = next(t for t, counted in pairs if version_of(t) != counted)
+        places = found.state.tensors.items()
+        name = next(name for (_, name), tensor in places if tensor is edited)
+        msg = (
+            f"{name or 'a weight'!r} of {self._unit.name} was edited in place after "
+            f"its forward and before its backward (an optimizer step in between?); "
+            f"recomputed with it the layer would give other gradients. Run the "
+            f"backward before, or leave the layer out with attach(layers=...)"
+        )
+        return ChangedWeightsError(msg)
+
+
+class Structure:
+    """The modules in a model and the names of its buffers, looked at at little cost.
+
+    Args:
+        root: The model.
+    """
+
+    def __init__(self, root: nn.Module) -> None:
+        self._root = root
         self._note()
 
-    def renew(self) -> bool:
-        """Look at the modules anew, if they are others; return whether they are.
+    def _note(self) -> None:
+        modules = list(self._root.modules())
+        self._modules: list[Any] = list(map(submodules_of, modules))
+        self._buffers: list[Any] = [
+            table for table in map(buffers_of, modules) if isinstance(table, dict)
+        ]
+        self._last = self._now()
 
-        So they are where a tensor has come among the attributes.
-        """
-        if not self._structure.renew() and not self.is_other:
+    def _now(self) -> tuple[list[Any], list[str]]:
+        tables = (table for table in self._modules if isinstance(table, dict))
+        inside = list(chain.from_iterable(map(dict.values, tables)))
+        return inside, list(chain.from_iterable(self._buffers))
+
+    def renew(self) -> bool:
+        """Note them anew, if they are others; return whether they are."""
+        if self._now() == self._last:
             return False
         self._note()
         return True
-
-    def _note(self) -> None:
-        self._modules = self._structure.modules
-        self.attributes = Attributes(self._modules)
-        # A compiler would make other code for each change of a table of hooks.
-        self._hooks = InnerHooks(plain_modules(self._modules[0]))
-        self.begin_anew()
-        self.changes_weights = False
-        self.uncounted = _uncounted(self._modules)
-
-    def begin_anew(self) -> None:
-        """Look at the weights alone: what a forward changes is to be found out."""
-        self._all = _places(self._weights())
-        self._buffers = TensorPlaces((), ())
-        self._left_out: frozenset[object] = frozenset()
-        self._places: Places | None = None
-        """Of attributes, as tensors were last looked for; None: they are not."""
-        self.is_other = False
-        self._entered: Entered | None = None
-
-    def _weights(self) -> list[dict[str, Any]]:
-        """Return tables of the weights.
-
-        In those of FSDP groups inside, whole weights and sharded ones take turns; what
-        stays are the sharded ones, which an optimizer changes.
-        """
-        sharded: dict[int, dict[str, Any]] = {}
-        for inner in self._modules[1:]:
-            if is_sharded(inner):
-                for module, name, weight in sharded_weights(inner):
-                    sharded.setdefault(id(module), {})[name] = weight
-        return [sharded.get(id(m)) or parameters_of(m) for m in self._modules]
-
-    def watch(self, left_out: Iterable[BufferSlot]) -> None:
-        """Look at all but these buffers: they are copied for each recomputation."""
-        self._left_out = frozenset(slot.key for slot in left_out)
-        self._buffers = _places(map(buffers_of, self._modules), self._left_out)
-        self._all = self._tensors()
-        self.attributes.read()
-        self._places = self.attributes.places
-        self.uncounted = _uncounted(self._modules)
-
-    def _tensors(self) -> TensorPlaces:
-        buffers = map(buffers_of, self._modules)
-        tables = [*self._weights(), *buffers, *map(vars, self._modules)]
-        return _places(tables, self._left_out)
-
-    def _look_for_tensors(self) -> None:
-        """Find out whether a tensor has come among the attributes, or an object."""
-        self._places = self.attributes.places
-        self._objects.note_anew()
-        known = {(id(table), name) for table, name in zip(*self._all, strict=True)}
-        found = zip(*self._tensors(), strict=True)
-        new = [(t, name) for t, name in found if (id(t), name) not in known]
-        if new:
-            tables, names = zip(*new, strict=True)
-            before = self._all
-            self._all = TensorPlaces(before.tables + tables, before.names + names)
-            keys = {(id(table), name) for table, name in new}
-            self.is_other |= not keys <= self._once
-            self._once |= keys
-
-    # ------------------------------------------------------------------ the forward
-
-    def enter(self) -> Entered:
-        """Return what a call finds that begins now; the same as long as it is that."""
-        state, flags = self.attributes.read(), flags_now()
-        if self.attributes.places is not self._places is not None:
-            self._look_for_tensors()
-        hooks, buffers = self._hooks.call(), self._buffers.read()
-        objects = self._objects.found()
-        last = self._entered
-        if (
-            last is not None
-            and state is last.attributes
-            and hooks is None is last.hooks
-            and flags == last.flags
-            and objects is last.objects
-            and not buffers[0]
-            and not last.buffers[0]
-        ):
-            return last
-        found = Entered(
-            state,
-            self.attributes.places,
-            self.attributes.variant,
-            self._modules,
-            self._structure.tables,
-            hooks,
-            flags,
-            objects,
-            buffers,
-        )
-        self._entered = found if hooks is None else None  # what hooks hold is let go
-        return found
-
-    def leave(self, entered: Entered) -> GuardState:
-        """Return what a call leaves that has run.
-
-        Args:
-            entered: What it found.
-
-        Raises:
-            LateChangeError: It has edited a buffer as never before.
-        """
-        replaced = self._replaced(*entered.buffers) if entered.buffers[0] else []
-        tensors, versions = self._all.read()
-        modes = _modes(self._modules, tensors)
-        return GuardState(entered, self._all, tensors, versions, modes, replaced)
-
-    def _replaced(
-        self, before: list[Any], versions: list[int]
-    ) -> list[tuple[dict[str, Any], str, torch.Tensor]]:
-        now, versions_now = self._buffers.read()
-        if versions_now == versions and all(map(operator.is_, now, before)):
-            return []
-        found = list(zip(*self._buffers, before, now, strict=True))
-        edited = [
-            BufferSlot(table, name)
-            for (table, name, old, _), n in zip(found, versions, strict=True)
-            if version(old) != n
-        ]
-        if edited:
-            self._unit.refuse_late_change(edited)
-        return [(t, name, old) for t, name, old, new in found if new is not old]
-
-    def note_recomputed(self) -> None:
-        """Take note that it is about to be recomputed, where no error names it."""
-        self._unit.note_recomputed()
-
-    # ------------------------------------------------------------------ recomputing
-
-    def restored(
-        self, before: GuardState
-    ) -> contextlib.AbstractContextManager[None] | None:
-        """Return what a recomputation is to run in; None where all is as it was.
-
-        Where that is so, `settle` has to follow it.
-
-        Args:
-            before: What the forward has left.
-
-        Raises:
-            ChangedWeightsError: The weights are not those of the forward any more.
-            RecomputationError: A tensor among the attributes is not.
-        """
-        tensors, versions = before.places.read()
-        if not all(map(operator.is_, tensors, before.tensors)):
-            self._refuse(before.places, map(operator.is_not, tensors, before.tensors))
-        if versions != before.versions:
-            self._refuse(before.places, map(operator.ne, versions, before.versions))
-        entered = before.entered
-        if (
-            self.attributes.differ(entered.attributes)
-            or self._hooks.any()
-            or entered.hooks is not None
-            or flags_now() != entered.flags
-            or self._objects.differ(entered.objects)
-            or before.replaced
-            or _modes(entered.modules, tensors) != before.modes
-            or self._structure.is_refilled()
-            or self._structure.tables is not entered.tables
-        ):
-            return self._as_it_was(before)
-        return None
-
-    @contextlib.contextmanager
-    def midway(self, entered: Entered) -> Iterator[None]:
-        """Be what a recomputation runs in while its forward is still running.
-
-        A layer that takes a gradient in its forward has itself recomputed so.
-
-        Args:
-            entered: What the forward has found.
-        """
-        with (
-            self.attributes.as_in(entered.attributes, entered.places),
-            self._hooks.as_in(entered.hooks),
-        ):
-            yield
-
-    def settle(self, before: GuardState, containers: Sequence[Any]) -> None:
-        """Put back what a recomputation that has ended early has left of attributes.
-
-        Args:
-            before: What the forward has left.
-            containers: What `Attributes.containers` has returned before.
-        """
-        found = before.entered
-        if self.attributes.differ(found.attributes):
-            self.attributes.undo(found.attributes, found.places, containers)
-
-    def refreshed(self, before: GuardState) -> GuardState:
-        """Return what another recomputation finds, as this one leaves it."""
-        tensors, versions = before.places.read()
-        return before._replace(tensors=tensors, versions=versions)
-
-    @contextlib.contextmanager
-    def _as_it_was(self, before: GuardState) -> Iterator[None]:
-        entered, tensors = before.entered, before.tensors
-        with contextlib.ExitStack() as stack:
-            stack.enter_context(filled_as(entered.tables))
-            stack.enter_context(
-                self.attributes.as_in(entered.attributes, entered.places)
-            )
-            stack.enter_context(entered.objects.as_then())
-            stack.enter_context(self._hooks.as_in(entered.hooks))
-            for table, name, old in before.replaced:
-                stack.callback(table.__setitem__, name, table[name])
-                table[name] = old
-            stack.enter_context(with_flags(entered.flags))
-            now = _modes(entered.modules, tensors)
-            stack.callback(_set, entered.modules, now, tensors)
-            _set(entered.modules, before.modes, tensors)
-            yield
-
-    def _refuse(self, places: TensorPlaces, is_changed: Iterable[bool]) -> NoReturn:
-        table, name = next(compress(zip(*places, strict=True), is_changed))
-        if any(table is vars(module) for module in self._modules):
-            self.naming.refuse(f"its attribute {name!r} was changed after its forward")
-        msg = (
-            f"weights or buffers of {self._name} were replaced or changed in place "
-            f"after its forward and before its backward (torch.func."
-            f"functional_call, or an optimizer step in between?); recomputed with "
-            f"them it would give other gradients. Run the backward before, or "
-            f"leave the layer out with attach(layers=...)"
-        )
-        raise ChangedWeightsError(msg)
-
-
-def _modes(modules: Sequence[nn.Module], tensors: Sequence[Any]) -> tuple[bool, ...]:
-    """Return what is in training mode, and which of the tensors learn."""
-    try:
-        learn = tuple(map(_LEARNS, tensors))
-    except AttributeError:  # no tensor any more
-        learn = tuple(getattr(t, "requires_grad", False) for t in tensors)
-    return (*map(_TRAINING, modules), *learn)
-
-
-def _set(
-    modules: Sequence[nn.Module], modes: Sequence[bool], tensors: Sequence[Any]
-) -> None:
-    n_modules = len(modules)
-    for module, mode in zip(modules, modes[:n_modules], strict=True):
-        module.training = mode
-    for tensor, learns in zip(tensors, modes[n_modules:], strict=True):
-        if isinstance(tensor, torch.Tensor) and tensor.requires_grad != learns:
-            tensor.requires_grad_(learns)
-
-
-def _uncounted(modules: Iterable[nn.Module]) -> str:
-    return next(
-        (
-            name
-            for module in modules
-            for table in (buffers_of(module), vars(module))
-            for name, value in table.items()
-            if isinstance(value, torch.Tensor) and value.is_inference()
-        ),
-        "",
-    )
-
-
-def _places(
-    tables: Iterable[dict[str, Any]], without: Collection[object] = ()
-) -> TensorPlaces:
-    """Find the tensors that count their changes; inference tensors do not.
-
-    Args:
-        tables: Where to look.
-        without: Keys of slots that are left out.
-    """
-    found = [
-        (table, name)
-        for table in tables
-        for name, value in table.items()
-        if isinstance(value, torch.Tensor)
-        and not value.is_inference()
-        and name not in INTERNAL
-        and (id(table), name) not in without
-    ]
-    return TensorPlaces(
-        tuple(table for table, _ in found), tuple(name for _, name in found)
-    )

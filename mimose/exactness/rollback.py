@@ -2,47 +2,109 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from itertools import compress
 
+import torch
 from torch import nn
 
-from mimose.exactness.attributes import Attributes, HeldObjects
-from mimose.exactness.changes import (
-    Slot,
-    buffer_slots,
+from mimose.exactness.context import RandomState, accelerators_of
+from mimose.exactness.findings import Findings
+from mimose.exactness.guard import Key, State, held_objects
+from mimose.exactness.late_answers import LateAnswers
+from mimose.exactness.side_effects import (
+    Generators,
+    SavedTensors,
+    TensorSlot,
     running_statistics,
+    tensor_slots,
     union,
 )
-from mimose.exactness.findings import Findings
-from mimose.exactness.impurities import (
-    GLOBAL_GENERATORS,
-    AttributesSlot,
-    RandomSlot,
-    own_slots,
-)
-from mimose.exactness.late_answers import LateAnswers
-from mimose.exactness.random_state import accelerators_of
-from mimose.exactness.snapshot import Snapshot
 from mimose.exactness.unit import Unit
+from mimose.torch_private import buffers_of, submodules_of
 
 _SMALL = 4096
 """Buffers of so many elements are saved each step, in case they begin to change."""
+
+
+class Snapshot:
+    """A model as when a step began: random state, and all that a forward may change.
+
+    Args:
+        model: The model.
+        changing: Places of tensors that forwards are known to change.
+        others: Those that they might change besides; saved where `take` is told to.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        changing: Iterable[TensorSlot],
+        others: Iterable[TensorSlot],
+    ) -> None:
+        modules = list(model.modules())
+        self._devices = accelerators_of(model)
+        self._generators = Generators(modules)
+        users = [module for module in modules if _is_of_users(module)]
+        tables = [*map(vars, users), *map(submodules_of, users), *held_objects(users)]
+        tables += [table for m in modules if (table := buffers_of(m))]
+        self._tables = [table for table in tables if isinstance(table, dict)]
+        self._state: State | None = None
+        self._changing = union(changing)
+        known = {slot.key for slot in self._changing}
+        self._others = [slot for slot in union(others) if slot.key not in known]
+        small = (slot for slot in self._others if slot.numel <= _SMALL)
+        self._constants = [(slot, slot.read()) for slot in small]
+        self._saved = SavedTensors(())
+
+    def take(self, *, is_wide: bool = True) -> None:
+        """Take the snapshot, over an earlier one.
+
+        Args:
+            is_wide: Whether to save what might change, too.
+        """
+        self._random = RandomState(self._devices)
+        self._generators.take()
+        if self._state is None or not self._state.is_now():
+            self._state = State(self._tables)
+        slots = [*self._changing, *self._others] if is_wide else self._changing
+        self._saved = SavedTensors(slots)
+        if not is_wide:
+            self._constants = [(s, s.read_after(old)) for s, old in self._constants]
+            self._saved.states += self._constants
+
+    def compare(
+        self, known: Iterable[TensorSlot]
+    ) -> tuple[list[TensorSlot], list[tuple[TensorSlot, torch.Tensor]]]:
+        """Return what has changed since; see `SavedTensors.compare`."""
+        return self._saved.compare(known)
+
+    def covers(self, keys: Iterable[Key]) -> bool:
+        """Whether the tensors at all these places were saved."""
+        return set(keys) <= {slot.key for slot, _ in self._saved.states}
+
+    def restore(self) -> None:
+        """Put everything back, tensors in place."""
+        assert self._state is not None
+        self._random.restore()
+        self._generators.restore()
+        self._state.put()
+        for slot, state in self._saved.states:
+            slot.restore(state)
 
 
 class Rollback:
     """Saves before each forward what forwards change, and puts it back if one fails.
 
     As long as a unit has not told what its calls change, and in each step without a
-    plan, all that might change is saved and compared; else only what is known to.
+    plan, all tensors that might change are saved and compared; else only those that are
+    known to.
 
     Args:
         model: The root.
         units: Its units.
         answers: Tells what only an accelerator knows.
         findings: Tells when something of the units is found out.
-        objects: Those that the units hold.
     """
 
     def __init__(
@@ -51,46 +113,31 @@ class Rollback:
         units: Sequence[Unit],
         answers: LateAnswers,
         findings: Findings,
-        objects: HeldObjects,
     ) -> None:
-        self._objects = objects
         self._findings = findings
         self._known_at = -1
         """The version of the findings with which all units were known."""
         self._model = model
         self._units = units
         self._answers = answers
-        self._changing: tuple[Slot, ...] = ()
+        self._changing: tuple[TensorSlot, ...] = ()
         """What forwards were seen to change."""
-        self.renew()
         self._is_wide = True
         self._has_compared = False
         """Whether a forward has run to its end since a unit was last unknown."""
+        self.renew()
 
     def renew(self) -> None:
         """Look at the model's modules anew: they are others."""
-        modules = self._model.modules()
-        self._attributes = Attributes(m for m in modules if _is_of_users(m))
         self._snapshot = self.snapshot()
         self._is_settled = False
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot, not yet taken, of what a forward changes."""
         modules = list(self._model.modules())
-        units = [slot for unit in self._units for slot in unit.changing()]
-        small = [slot for slot in buffer_slots(modules) if slot.numel <= _SMALL]
+        units = [slot for unit in self._units for slot in unit.may_change()]
         known = union(running_statistics(modules), units, self._changing)
-        # Once a unit's calls have told, an edit shows in versions alone.
-        planned = {
-            id(module)
-            for unit in self._units
-            if not (unit.is_kept or unit.is_known)
-            for module in unit.module.modules()
-        }
-        inside = own_slots([m for m in modules if id(m) in planned], math.inf)
-        outside = own_slots([m for m in modules if id(m) not in planned], _SMALL)
-        others = [*inside, *outside, *GLOBAL_GENERATORS]
-        return Snapshot(accelerators_of(self._model), known, others, small)
+        return Snapshot(self._model, known, tensor_slots(modules))
 
     def take(self, *, is_planned: bool) -> None:
         """Save what the forward to come may change.
@@ -108,51 +155,36 @@ class Rollback:
         self._has_compared = self._has_compared and knows
         self._is_wide = not (knows and is_planned and self._has_compared)
         self._snapshot.take(is_wide=self._is_wide)
-        # Whatever is put back, it has to go with the numbers beside it.
-        state = self._attributes.read()
-        containers = self._attributes.containers()
-        self._before = state, self._attributes.places, containers
 
     def narrow(self) -> None:
         """Ask nothing of the forward that has begun: it turned out one under a plan."""
         if self._is_settled and self._has_compared:
             self._is_wide = False
 
-    def learn(self) -> Mapping[object, str]:
-        """Take note, where all was saved, of what the forward has changed.
-
-        Returns:
-            By slot, what makes a layer impure that has it: see `Unit.impurity`.
-        """
+    def learn(self) -> None:
+        """Take note, where all was saved, of what the forward has changed."""
         if not self._is_wide:
-            return {}
+            return
         self._has_compared = True
         running = running_statistics(self._model.modules())
-        found = self._snapshot.compare(without=running)
-        self._note(slot for slot, _ in found.changed)
-        if found.flags:
+        changed, unclear = self._snapshot.compare(running)
+        self._note(changed)
+        if unclear:
+            slots = [slot for slot, _ in unclear]
             self._answers.ask(
-                found.flags,
-                lambda changed: self._note(compress(found.unclear, changed)),
+                [flag for _, flag in unclear],
+                lambda differ: self._note(compress(slots, differ)),
             )
-        return {
-            slot.key: slot.why(state)
-            for slot, state in found.changed
-            if isinstance(slot, AttributesSlot | RandomSlot)
-        }
 
-    def covers(self, keys: Iterable[object]) -> bool:
-        """Whether the slots of all these keys were saved."""
+    def covers(self, keys: Iterable[Key]) -> bool:
+        """Whether the tensors at all these places were saved."""
         return self._snapshot.covers(keys)
 
     def restore(self) -> None:
         """Put everything back, tensors in place."""
         self._snapshot.restore()
-        if self._attributes.differ(self._before[0]):
-            self._attributes.undo(*self._before)
-        self._objects.put_back()
 
-    def _note(self, slots: Iterable[Slot]) -> None:
+    def _note(self, slots: Iterable[TensorSlot]) -> None:
         changed = union(self._changing, slots)
         if len(changed) > len(self._changing):
             self._changing, self._is_settled = changed, False

@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterable, Sequence
+from typing import Any, NoReturn
 
 from torch import nn
 
-from mimose.exactness.attributes import HeldObjects
-from mimose.exactness.changes import BufferSlot, buffer_slots, union
-from mimose.exactness.early_saves import Branches
+from mimose.exactness.context import accelerators_of
 from mimose.exactness.findings import Findings
-from mimose.exactness.first_call import FirstCall
-from mimose.exactness.guard import ModuleGuard
-from mimose.exactness.handed import HandedObjects, Knowledge
-from mimose.exactness.impurities import own_slots
+from mimose.exactness.guard import Found, Key, ModuleGuard
 from mimose.exactness.late_answers import LateAnswers
-from mimose.exactness.random_state import accelerators_of
-from mimose.exceptions import LateChangeError
+from mimose.exactness.side_effects import FirstCall, TensorSlot, tensor_slots, union
+from mimose.exceptions import LateChangeError, RecomputationError
 from mimose.inputs.compiled import SCRIPTED, CodeInside
+from mimose.tensors import operators_of
+
+_MOST_NEW_HOOKS = 3
+_FILLS_LATER = "RreluWithNoiseBackward"
 
 
 def note_shared_weights(units: Sequence[Unit]) -> None:
@@ -35,14 +34,19 @@ def note_shared_weights(units: Sequence[Unit]) -> None:
 class Unit:
     """A module planned for, and where its calls stand in the running step.
 
+    Note: [Where a recomputation may end]
+    A recomputation ends as the last tensor that is needed is saved, in the midst of an
+    operator. Torch's RReLU saves its noise first and fills it afterwards: a layer that
+    runs it is run to its end. It is known by its name in the graph, which is looked at
+    once for each number of tensors that calls save: another number is another way
+    through the layer.
+
     Args:
         index: Its place among the units.
         name: Its qualified name.
         module: The module.
         findings: Takes note of what is found of it.
-        knowledge: What units do to objects that they are handed.
         answers: Tells what only an accelerator knows.
-        objects: Those that the units hold.
     """
 
     def __init__(
@@ -51,29 +55,27 @@ class Unit:
         name: str,
         module: nn.Module,
         findings: Findings,
-        knowledge: Knowledge,
         answers: LateAnswers,
-        objects: HeldObjects,
     ) -> None:
-        self._answers = answers
         self.index = index
         self.name = name
         self.module = module
         self._findings = findings
-        self.buffers: tuple[BufferSlot, ...] = ()
-        """Those that its forward changes, as far as its calls have told."""
+        self._answers = answers
+        self.slots: tuple[TensorSlot, ...] = ()
+        """Places of tensors that its forward changes, as far as its calls have told."""
+        self.changing: Collection[Key] = frozenset()
+        """Their keys."""
         self.is_known = False
         """Whether a call has told in the present mode."""
         self.is_compared = False
         """Whether a recomputation was compared with its call in the present mode."""
-        self.is_proven = False
-        """Whether calls have followed a compared one in the present mode."""
         self.is_doubted = False
         """Whether it differed, and the next one is to tell why."""
-        self.branches = Branches(module, answers)
-        """Of which calls the recomputation may end early."""
-        self.handed = HandedObjects(knowledge)
-        """What it does to objects among its arguments."""
+        self.runs_to_end = False
+        """Whether its recomputations may not end early."""
+        self._ways: set[int] = set()
+        """Numbers of tensors that its calls have saved."""
         self.excluded: set[str] = set()
         """Actions that it may not run under."""
         self.actions: tuple[str, ...] = ()
@@ -81,17 +83,16 @@ class Unit:
         self.n_straight = 0
         """So many of its first calls are simply kept, unless the step is measured."""
         self.calls = 0
-        self.n_surrounded = 0
-        """Calls that were kept for what was around them."""
+        self._n_new_hooks = 0
         self.forward: Callable[..., Any] = module.forward
         self.waits = False
         """Whether its forward waits for other ranks: its actions are agreed."""
-        self.found_flops = 0
-        """Of the call that has shown that it runs compiled code."""
-        self._note_modules()
-        self.guard = ModuleGuard(name, module, self, objects)
         self.shares_weights = False
         """Whether another unit has one of its weights."""
+        self._layout: object = None
+        self._note_modules()
+        self.guard = ModuleGuard(self)
+        self.guard.enter()
 
     def plan(self, actions: tuple[str, ...], kept: str) -> None:
         """Take the actions of the calls to come, none of which was made.
@@ -109,21 +110,12 @@ class Unit:
         """Take note of the forward that is its own, now that another is in place."""
         self.forward = forward
 
+    # --------------------------------------------------------------- what may not be
+
     @property
     def is_kept(self) -> bool:
         """Whether it turned out that it cannot be recomputed."""
         return self.name in self._findings.kept
-
-    @property
-    def is_settled(self) -> bool:
-        """Whether nothing of it is to be found out or saved around a recomputation."""
-        return (
-            self.is_known
-            and self.is_compared
-            and not self.buffers
-            and not self.guard.changes_weights
-            and not self.is_compiled
-        )
 
     def keep(self, why: str) -> None:
         """Never recompute it again."""
@@ -135,10 +127,33 @@ class Unit:
         Where it was recomputed well before, the cause is in this call, and not in how
         it is built.
         """
-        if self.is_proven:
+        if self.is_compared:
             self._findings.keep(self, why)
         else:
             self._findings.keep_alike(self, why)
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise the error of a recomputation that is not as its forward was.
+
+        Args:
+            why: What happened.
+
+        Raises:
+            RecomputationError: Always.
+        """
+        self.keep_alike(why)
+        msg = (
+            f"{self.name} cannot be recomputed: {why}. It is kept from the next step "
+            f"on; this step's gradients are not complete: zero them and go on, or run "
+            f"steps by session.step(closure), which repeats such a step"
+        )
+        raise RecomputationError(msg)
+
+    def note_new_hooks(self) -> None:
+        """Take note of a call that is kept for its hooks; a few are for good."""
+        self._n_new_hooks += 1
+        if self._n_new_hooks > _MOST_NEW_HOOKS:
+            self.keep("hooks on modules inside of it come and go")
 
     def exclude(self, action: str, why: str) -> None:
         """Never run it under an action again."""
@@ -149,68 +164,77 @@ class Unit:
         """Take note that it is recomputed, but not to the bit."""
         self._findings.note_inexact(self, why)
 
-    def note_recomputed(self) -> None:
-        """Take note that it is about to be recomputed."""
-        self._findings.note_recomputed(self)
+    # ---------------------------------------------------------------- what calls tell
 
-    def changing(self) -> tuple[BufferSlot, ...]:
-        """Return the buffers that it changes; as long as no call has told, all."""
-        if self.is_known or self.is_kept:
-            return self.buffers
-        return union(self.buffers, buffer_slots(self.module.modules()))
-
-    def learn(self, first: FirstCall, answers: LateAnswers) -> str:
+    def learn(self, first: FirstCall) -> str:
         """Take note of what a first call has changed.
+
+        Whether a tensor on an accelerator has changed without a new version is clear
+        when the step has ended; until then it counts as one that changes.
 
         Args:
             first: The call, run once.
-            answers: Tells what only an accelerator knows.
 
         Returns:
             Why it may not be recomputed; empty where it may.
         """
         told = first.tell()
-        self.guard.changes_weights = told.changes_weights
         unclear = [slot for slot, _ in told.unclear]
-        known = union(self.buffers, told.buffers)
+        known = union(self.slots, told.changed)
         self._save(union(known, unclear))
         self.is_known = True
         self._findings.note_change()
-        if not unclear:
-            return told.impurity
 
         def tell(changed: Sequence[bool]) -> None:
             pairs = zip(unclear, changed, strict=True)
             same = {slot.key for slot, is_changed in pairs if not is_changed}
             same -= {slot.key for slot in known}
-            self._save(slot for slot in self.buffers if slot.key not in same)
+            self._save(slot for slot in self.slots if slot.key not in same)
 
-        answers.ask([flag for _, flag in told.unclear], tell)
+        if unclear:
+            self._answers.ask([flag for _, flag in told.unclear], tell)
         return told.impurity
 
-    def _save(self, buffers: Iterable[BufferSlot]) -> None:
-        self.buffers = tuple(buffers)
-        self.guard.watch(self.buffers)
+    def _save(self, slots: Iterable[TensorSlot]) -> None:
+        self.slots = tuple(slots)
+        self.changing = frozenset(slot.key for slot in self.slots)
 
-    def impurity(self, changed: Mapping[object, str]) -> str:
-        """Return why it may not be recomputed; empty where it may.
-
-        Args:
-            changed: What a forward of the model has changed, as `Rollback.learn` tells.
-        """
-        keys = (slot.key for slot in own_slots(self.module.modules(), 0))
-        return next((changed[key] for key in keys if key in changed), "")
+    def may_change(self) -> tuple[TensorSlot, ...]:
+        """Return the places that it changes; as long as no call has told, all."""
+        if self.is_known or self.is_kept:
+            return self.slots
+        return union(self.slots, tensor_slots(self.module.modules()))
 
     def note_compared(self, *, is_doubted: bool) -> None:
         """Take note that a recomputation was compared, and whether it is in doubt."""
         self.is_doubted, self.is_compared = is_doubted, not is_doubted
 
-    def renew(self) -> None:
-        """Note anew what it consists of, if that is something else by now."""
-        if self.guard.renew():
+    def note_way(self, n_saved: int, output: object, began: int) -> None:
+        """Take note of the way of a call: see Note: [Where a recomputation may end].
+
+        Args:
+            n_saved: How many tensors it has saved.
+            output: What it returned.
+            began: What `next_sequence_number` told as it began.
+        """
+        if n_saved not in self._ways:
+            self._ways.add(n_saved)
+            names = operators_of(output, began)
+            if any(name.startswith(_FILLS_LATER) for name in names):
+                self.runs_to_end = True
+
+    def renew(self, modules: tuple[nn.Module, ...], tensors: Collection[Key]) -> None:
+        """Take note of what it consists of; find out anew, if that is something else.
+
+        Args:
+            modules: It, and those inside.
+            tensors: Where it holds some.
+        """
+        own = frozenset(key for key in tensors if "." not in key[1])
+        before, self._layout = self._layout, (modules, own)
+        if before is not None and before != self._layout:
             self._note_modules()
-            self.branches = Branches(self.module, self._answers)
-            self.buffers = ()
+            self._save(())
             self.forget()
 
     def _note_modules(self) -> None:
@@ -224,19 +248,26 @@ class Unit:
 
     def forget(self) -> None:
         """Find out anew what its calls change, and whether they can be repeated."""
-        self.is_known = self.is_compared = self.is_doubted = self.is_proven = False
+        self.is_known = self.is_compared = self.is_doubted = False
         self.n_straight = 0
-        self.branches.forget()
+        self._ways.clear()
         self._findings.note_change()
-        self.handed.forget()
 
-    def refuse_late_change(self, buffers: list[BufferSlot]) -> None:
-        """Raise an error: its forward has changed buffers as never before.
+    def refuse_late_change(self, found: Found) -> None:
+        """Raise an error, if its forward has edited a tensor as never before.
+
+        Args:
+            found: What the call has found.
 
         Raises:
-            LateChangeError: Always.
+            LateChangeError: It has.
         """
-        self.is_known = self.is_compared = False
-        self.n_straight = 0
-        self._findings.note_change()
-        raise LateChangeError(self.name, [slot.key for slot in buffers])
+        if found.are_edited:
+            now = self.guard.left(found.state).versions
+            pairs = zip(found.tensors, found.versions, now, strict=True)
+            edited = {id(tensor) for tensor, before, after in pairs if before != after}
+            places = found.state.tensors.items()
+            self.forget()
+            raise LateChangeError(
+                self.name, [key for key, tensor in places if id(tensor) in edited]
+            )

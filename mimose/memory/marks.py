@@ -30,7 +30,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
-from mimose.exactness.impurities import tensor_attributes
+from mimose.exactness.side_effects import tensor_attributes
 from mimose.inputs.compiled import saved_storages
 from mimose.memory.meters import Meter
 from mimose.planners import Menu

@@ -164,11 +164,12 @@ class Driver:
         self._calls.begin(step)
         try:
             output = forward(*call.args, **call.kwargs)
-            self._calls.raise_if_unrepeatable(self._engine.rollback.learn())
+            self._engine.rollback.learn()
+            self._calls.raise_if_unrepeatable()
             return output, None
         except BaseException as error:  # every one is raised again, or retried
             drop_saved_hooks(outer)
-            self._calls.forget_comparisons()
+            self._calls.give_up()
             return None, error
         finally:
             self._calls.end()

@@ -23,12 +23,9 @@ from mimose.cost.model import CostModel, flops_of_a_byte
 from mimose.cost.problem import Memory
 from mimose.cost.series import kinds_of
 from mimose.distributed import Ranks, find_ranks, later_waits
-from mimose.exactness.attributes import HeldObjects
+from mimose.exactness.context import refuse_unsaveable, settle_flags
 from mimose.exactness.findings import Findings
-from mimose.exactness.global_flags import settle_flags
-from mimose.exactness.handed import Knowledge
 from mimose.exactness.late_answers import LateAnswers
-from mimose.exactness.random_state import refuse_unsaveable
 from mimose.exactness.rollback import Rollback
 from mimose.exactness.unit import Unit, note_shared_weights
 from mimose.exceptions import AlreadyAttachedError
@@ -248,10 +245,9 @@ class Engine:
         found: Sequence[tuple[str, nn.Module]],
         answers: LateAnswers,
     ) -> None:
-        knowledge, objects = Knowledge(), HeldObjects()
         self.findings = Findings([name for name, _ in found], self.learner)
         self.units = [
-            Unit(i, name, module, self.findings, knowledge, answers, objects)
+            Unit(i, name, module, self.findings, answers)
             for i, (name, module) in enumerate(found)
         ]
         note_shared_weights(self.units)
@@ -261,14 +257,12 @@ class Engine:
             self.learner,
             self.device,
             model,
-            knowledge,
             self.findings,
             answers,
-            objects,
         )
         modules = [module for _, module in found]
         self.describer = Describer(model, self.device, modules)
-        self.rollback = Rollback(model, self.units, answers, self.findings, objects)
+        self.rollback = Rollback(model, self.units, answers, self.findings)
 
     # ------------------------------------------------------------------ the model
 

@@ -13,14 +13,12 @@ from torch.nn.utils import parametrize
 from mimose.actions.base import Action, Probe, UnitCall
 from mimose.actions.offload import handed_over
 from mimose.cost.learner import Learner
-from mimose.exactness.attributes import HeldObjects
 from mimose.exactness.findings import Findings
-from mimose.exactness.handed import Knowledge
-from mimose.exactness.input_watch import Marks, cut_off, is_edited
+from mimose.exactness.guard import Structure
 from mimose.exactness.late_answers import LateAnswers
-from mimose.exactness.structure import Structure
+from mimose.exactness.side_effects import Given
 from mimose.exactness.unit import Unit, note_shared_weights
-from mimose.exceptions import LateChangeError, NotRecomputableError
+from mimose.exceptions import NotRecomputableError
 from mimose.inputs.describe import Mode
 from mimose.inputs.families import digest, family_key
 from mimose.inputs.patch import Patch, hidden, is_traced
@@ -55,8 +53,7 @@ from mimose.types import (
 
 _log = logging.getLogger(__name__)
 
-_EDITED = "its input is edited in place after it was read"
-_EDITS_OBJECT = "a tensor of an object that it is handed is edited in place"
+_EDITED = "what it is handed is edited in place after it was read"
 _FORBIDS = "it forbids hooks of saved tensors, as torch.func.grad does"
 _PATIENCE = 5
 """Training steps; a layer that none of them calls is worth a word."""
@@ -104,10 +101,8 @@ class LayerCalls:
         learner: Learns FLOPs.
         device: The model's.
         root: The model.
-        knowledge: What the layers do to objects that they are handed.
         findings: Tells when something of the layers is found out.
         answers: Tells what only an accelerator knows.
-        objects: Those that the layers hold.
 
     Attributes:
         step: The running step; None between steps.
@@ -123,22 +118,18 @@ class LayerCalls:
         learner: Learner,
         device: torch.device,
         root: nn.Module,
-        knowledge: Knowledge,
         findings: Findings,
         answers: LateAnswers,
-        objects: HeldObjects,
     ) -> None:
         self.units = units
-        self.knowledge = knowledge
         self.answers = answers
         """What only an accelerator knows, to be read when the step has ended."""
         self.step: Step | None = None
-        self.inputs: list[tuple[Unit, Marks]] = []
+        self.inputs: list[tuple[Unit, Given]] = []
         self.lacks_gradients = False
         self.never_called: tuple[str, ...] = ()
         self.on_compiled: Callable[[], object] = lambda: None
         """Called where a layer turns out to run compiled code."""
-        self._objects = objects
         self._findings = findings
         self._learner = learner
         self._device = device
@@ -159,7 +150,6 @@ class LayerCalls:
         self._known_modes: set[str] = set()
         self._n_steps = 0
         self._uncalled = list(units)
-        self._note_objects()
 
     # ------------------------------------------------------------------ the model
 
@@ -181,18 +171,12 @@ class LayerCalls:
         Returns:
             Whether the model consists of others.
         """
-        if not self._structure.renew() and not any(
-            [unit.guard.is_other for unit in self.units]
-        ):
+        if not self._structure.renew():
             return False
         for unit in self.units:
-            unit.renew()
+            unit.guard.enter()
         note_shared_weights(self.units)
-        self._note_objects()
         return True
-
-    def _note_objects(self) -> None:
-        self._objects.note(m for unit in self.units for m in unit.module.modules())
 
     def forget_changes(self) -> None:
         """Find out anew what the layers change."""
@@ -204,7 +188,6 @@ class LayerCalls:
     def begin(self, step: Step) -> None:
         """Set the running step, and by layer the actions of its calls."""
         self.step, self._trace = step, step.window.trace
-        self._objects.begin()
         self.inputs, self._impure = [], {}
         self.lacks_gradients = False
         chosen = step.decision.chosen
@@ -247,48 +230,26 @@ class LayerCalls:
             ", ".join(self.never_called[:3]),
         )
 
-    def forget_comparisons(self) -> None:
-        """Take note that there will be no backward of the running forward."""
-        for unit, _ in self.inputs:
-            unit.is_compared = unit.is_proven
+    def give_up(self) -> None:
+        """Let go of what the running forward has held for recomputations."""
+        for _, given in self.inputs:
+            given.give_up()
 
-    def raise_if_unrepeatable(self, changed: Mapping[object, str]) -> None:
+    def raise_if_unrepeatable(self) -> None:
         """Make sure, as the root is left, that what was recomputed may run again.
 
         Layers that may not are kept from now on.
 
-        Args:
-            changed: What the forward has changed, as `Rollback.learn` tells.
-
         Raises:
             NotRecomputableError: Some of them were to be recomputed in this step.
-            LateChangeError: It has changed an object that layers hold as never before.
         """
-        if self._objects.begin_to_move() and self.inputs:
-            self._cut_off_inputs()
-            raise LateChangeError(self.inputs[0][0].name, [])
-        found = {unit: _EDITED for unit, noted in self.inputs if is_edited(noted)}
-        if not (found or changed or self._impure or self.knowledge.edited):
-            return
-        if self.knowledge.edited:
-            found.update({u: _EDITS_OBJECT for u in self.units if u.handed.has_edited})
-        if changed:
-            found.update({u: why for u in self.units if (why := u.impurity(changed))})
-        recomputed = {unit for unit, _ in self.inputs}
-        found = {u: w for u, w in found.items() if u in recomputed or not u.is_kept}
-        for unit, why in found.items():
-            if not unit.is_kept:  # a gradient taken meanwhile may have told
-                unit.keep(why)
-        found.update(self._impure)
-        units = [unit for unit in found if unit in recomputed]
-        if units:
-            self._cut_off_inputs()
-            names = {unit.index: unit.name for unit in units}
-            raise NotRecomputableError(names, found[units[0]])
-
-    def _cut_off_inputs(self) -> None:
-        for _, noted in self.inputs:
-            cut_off(noted)
+        edited = [unit for unit, given in self.inputs if given.are_edited()]
+        for unit in edited:
+            unit.keep(_EDITED)
+        found = {**dict.fromkeys(edited, _EDITED), **self._impure}
+        if found:
+            names = {unit.index: unit.name for unit in found}
+            raise NotRecomputableError(names, next(iter(found.values())))
 
     # ------------------------------------------------------------------ one call
 
@@ -314,7 +275,7 @@ class LayerCalls:
         name = planned or step.next_action()
         call = UnitCall(unit, args, kwargs, self, is_whole=step.decision.is_whole)
         if name != self._first:
-            name = self._chosen(name, unit, args, kwargs)
+            name = self._chosen(name, unit)
             if name == self._first:
                 return call.forward()
         if name in self._recomputing:
@@ -342,19 +303,14 @@ class LayerCalls:
             unit.keep_alike(_FORBIDS)
             raise NotRecomputableError({unit.index: unit.name}, _FORBIDS) from error
 
-    def _chosen(
-        self, name: str, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> str:
-        """Return the action of a call, now that it is made, where and with what it is.
+    def _chosen(self, name: str, unit: Unit) -> str:
+        """Return the action of a call, now that it is made, where it is.
 
         What refuses a layer is not chosen for it again; the least stands in for it.
         """
         if unit.is_kept:
             return self._first
         why = _surroundings(unit)
-        if not why and self.knowledge.edited:
-            edits = self.knowledge.cannot_be_copied(args, kwargs)
-            why = _EDITS_OBJECT if edits else ""
         if why:
             unit.keep(why)
             return self._first
@@ -366,7 +322,7 @@ class LayerCalls:
                 unit.keep(why)
                 return self._first
             unit.exclude(name, why)
-        return self._chosen(self._least, unit, args, kwargs)
+        return self._chosen(self._least, unit)
 
     # ------------------------------------------------------------------ measuring
 
@@ -387,7 +343,7 @@ class LayerCalls:
         name = planned or self._least
         is_free = planned == self._first
         if name != self._first:
-            name = self._chosen(name, unit, args, kwargs)
+            name = self._chosen(name, unit)
         shape = call_shape(args, kwargs)
         measured = Measured(
             name=f"{unit.name}#{at}",
@@ -487,9 +443,9 @@ class LayerCalls:
 
     # ------------------------------------------------------------------ notes
 
-    def note_read(self, unit: Unit, noted: Marks) -> None:
+    def note_read(self, unit: Unit, given: Given) -> None:
         """Take note of the inputs of a call that will run again."""
-        self.inputs.append((unit, noted))
+        self.inputs.append((unit, given))
 
     def note_compiled(self, call: UnitCall) -> None:
         """Take note that a call has shown that its layer runs compiled code."""

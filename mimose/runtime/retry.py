@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import nn
-from torch.utils.checkpoint import CheckpointError
 
 from mimose.budget import format_bytes
 from mimose.distributed import (
@@ -25,9 +24,8 @@ from mimose.distributed import (
     why_forward_waits,
     why_step_waits,
 )
-from mimose.exactness.handed import autograd_clock
-from mimose.exactness.input_watch import is_edited, marks
-from mimose.exactness.random_state import RandomState, accelerators_of
+from mimose.exactness.context import RandomState, accelerators_of
+from mimose.exactness.side_effects import Given
 from mimose.exceptions import (
     LateChangeError,
     NotRecomputableError,
@@ -57,12 +55,11 @@ class Call:
     def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         self.args = args
         self.kwargs = kwargs
-        self.clock = autograd_clock()
-        self._marks = marks(args, kwargs)
+        self._given = Given.of_root(args, kwargs)
 
     def is_edited(self) -> bool:
-        """Whether a tensor among the arguments was edited in place."""
-        return is_edited(self._marks)
+        """Whether an argument, or what it holds, was changed."""
+        return self._given.are_edited()
 
 
 class Retry:
@@ -108,8 +105,7 @@ class Retry:
             return False
         if runs_out and (step.retries or not step.can_be_safer):
             return False
-        may_have_changed = engine.calls.knowledge.may_have_changed
-        if call.is_edited() or may_have_changed(call.args, call.kwargs, call.clock):
+        if call.is_edited():
             return False
         _log.warning(
             "mimose: the forward of step %d failed (%s, phase %s, shape %s) and is run "
@@ -262,11 +258,6 @@ class Attempts:
         """Whether a plan may be what it comes from."""
         if isinstance(error, RecomputationError):
             return True  # its layer is kept by now
-        unit = self._engine.findings.last_recomputed
-        if isinstance(error, CheckpointError) and unit is not None:
-            why = "recomputing it gave other tensors"
-            self._engine.findings.keep_alike(unit, why)
-            return True
         if is_out_of_memory(error):
             self._engine.footprint.ran_out(asked_bytes(error))
             return True

@@ -154,15 +154,26 @@ class _Table(_Block):
         return x + self.compute(x) * self.table[0][: len(x)]
 
 
-SERVED = {"buffers of other names": _OtherNames, "late": _Late}
+class _Clamped(_Block):
+    def forward(self, x):
+        with torch.no_grad():
+            self.up.weight.clamp_(-0.1, 0.1)
+        return x + self.compute(x)
+
+
+SERVED = {
+    "buffers of other names": _OtherNames,
+    "late": _Late,
+    "counter": _Counter,
+    "lazy": _LazyCounter,
+    "edited": _Edited,
+    "table": _Table,
+}
 IMPURE = {
     "python": (_Python, "Python"),
     "numpy": (_Numpy, "NumPy"),
     "generators": (_Generators, "generator of its own"),
-    "counter": (_Counter, "'n_calls'"),
-    "lazy": (_LazyCounter, "'n_calls'"),
-    "edited": (_Edited, "'mean'"),
-    "table": (_Table, "'table'"),
+    "weights": (_Clamped, "its own weights"),
 }
 
 
@@ -207,7 +218,7 @@ def _seeded(seed):
 
 
 @pytest.mark.parametrize("name", SERVED)
-def test_buffers_that_change_are_served(toys, name):
+def test_what_changes_is_served(toys, name):
     """Gradients, buffers, attributes and random states are the bare model's."""
     session = _compare(toys.chain(4, make=SERVED[name]), "full")
     assert {} == session.summary().kept_units
@@ -232,7 +243,7 @@ def test_a_loss_left_in_an_attribute():
     torch.manual_seed(0)
     kept = _compare(_Penalised(), "full").summary().kept_units
     assert 4 == len(kept)
-    assert all("'penalty'" in why for why in kept.values())
+    assert all("'penalty' holds a tensor with a graph" in why for why in kept.values())
 
 
 def test_a_large_buffer_that_begins_to_change_is_an_error_once(toys):
@@ -321,8 +332,9 @@ def test_a_tensor_in_a_dataclass_edited_after_the_forward():
     state.register_forward_pre_hook(lambda _m, args: states.append(args[1]))
     model.forward = lambda x: state(x, _State(torch.ones(16))).square().mean()
     with mimose.attach(model, "1TiB", planner="full", meter="prediction") as session:
+        model(torch.randn(5, 16)).backward()  # kept, for it is the first
         loss = model(torch.randn(5, 16))
-        states[0].x.add_(1.0)
+        states[1].x.add_(1.0)
         with pytest.raises(RecomputationError, match=r"blocks\.2 cannot"):
             loss.backward()
         model(torch.randn(5, 16)).backward()
@@ -363,35 +375,7 @@ def test_an_attribute_that_another_forward_replaces(planner):
 
     torch.manual_seed(0)
     kept = _compare(_Masked(), planner, step=step, make=make).summary().kept_units
-    assert 3 == len(kept)
-    assert all("'mask'" in why for why in kept.values())
-
-
-@pytest.mark.parametrize("is_edited", [False, True])
-def test_an_attribute_that_the_loop_changes_before_the_backward(is_edited):
-    """An error names it, before a gradient could be wrong; then the layer is kept."""
-    torch.manual_seed(0)
-    model = nn.Sequential(*(_Attribute() for _ in range(2)))
-    first, second = torch.rand(16), torch.rand(16)
-    model[0].mask, model[1].mask = first.clone(), second
-    with mimose.attach(model, "1TiB", planner="full", meter="prediction") as session:
-        model(torch.randn(5, 16)).sum().backward()
-        loss = model(torch.randn(5, 16)).sum()
-        if is_edited:
-            model[0].mask.add_(1.0)
-        else:
-            model[0].mask = None
-        with pytest.raises(RecomputationError, match="'mask'"):
-            loss.backward()
-        del loss
-        model.zero_grad()
-        model[0].mask = first
-        twin = copy.deepcopy(model)
-        for each in (model, twin):
-            each(torch.ones(5, 16)).sum().backward()
-    assert ["0"] == list(session.summary().kept_units)
-    for one, other in zip(model.parameters(), twin.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)
+    assert {} == kept
 
 
 class _OwnCheckpoints(nn.Module):

@@ -4,7 +4,6 @@ import contextlib
 import functools
 import gc
 import weakref
-from itertools import chain
 
 import pytest
 import torch
@@ -149,36 +148,6 @@ def test_what_is_changed_between_forward_and_backward(change):
         names = ("which", "flag", "factors", "table", "extra", "depth", "training")
         for name in names:
             assert getattr(one, name, None) == getattr(other, name, None)
-
-
-def _append(calls, _, __, output):
-    calls.append(output.detach())
-
-
-def _change(calls, _, __, output):
-    calls.append(1)
-    return output * 2
-
-
-@pytest.mark.parametrize("hook", [_append, _change])
-def test_hooks_inside_a_layer(hook):
-    """One that only watches runs once a forward; one that takes part runs again."""
-    counts = []
-    for planner in (None, "full"):
-        calls = []
-
-        def make(calls=calls):
-            model = Chain()
-            for layer in model.layers:
-                layer.a.register_forward_hook(functools.partial(hook, calls))
-            return model
-
-        loop = _run(make, lambda model, x, _: model(x).backward(), planner)[0]
-        counts.append((len(calls), loop))
-    (bare, one), (ours, other) = counts
-    flat = zip(chain.from_iterable(one), chain.from_iterable(other), strict=True)
-    assert all(a is b or torch.equal(a, b) for a, b in flat)
-    assert ours == (bare if hook is _append else 2 * bare)
 
 
 def test_what_hooks_collect_is_let_go():

@@ -1,0 +1,249 @@
+"""What is set in the process around a forward: as it was, for its recomputation.
+
+Torch's random state, of the CPU and of accelerators; autocast; and the flags that
+choose kernels. ``with sdpa_kernel(...)`` around a forward is over when its backward
+comes, and another attention kernel would save other tensors.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+import torch
+from torch import nn
+
+from mimose.exceptions import MimoseError
+from mimose.torch_private import (
+    KERNEL_FLAGS,
+    choose_attention,
+    function_modes,
+    matmul_precision,
+    set_function_modes,
+)
+
+Flags: TypeAlias = "list[Any]"
+
+_CPU = torch.default_generator
+_WITHOUT = frozenset(("cpu", "meta"))
+"""Devices with no random state besides the CPU's."""
+
+# ------------------------------------------------------------------------ random state
+
+
+def refuse_unsaveable(device: torch.device) -> None:
+    """Make sure that a device's random state can be saved and put back.
+
+    Args:
+        device: The device; it is tried out, and left as it was.
+
+    Raises:
+        MimoseError: It cannot.
+    """
+    if device.type in _WITHOUT:
+        return
+
+    def refuse(why: str, error: BaseException | None = None) -> NoReturn:
+        msg = (
+            f"the random state of {device} cannot be saved and put back ({why}): "
+            f"layers with dropout would be recomputed with other numbers, and their "
+            f"gradients be wrong. Train on another device, or with a version of its "
+            f"backend whose module in torch has get_rng_state and set_rng_state"
+        )
+        raise MimoseError(msg) from error
+
+    try:
+        state = RandomState([device])
+        drawn = torch.rand(8, device=device)
+        state.restore()
+        is_same = torch.equal(drawn, torch.rand(8, device=device))
+        state.restore()
+    except (AttributeError, LookupError, TypeError, RuntimeError) as error:
+        refuse(f"{type(error).__name__}: {error}", error)
+    if not is_same:
+        refuse("with its state put back, it draws other numbers")
+
+
+def accelerators(tensors: Iterable[object]) -> tuple[torch.device, ...]:
+    """Return the devices of these tensors that have a random state of their own."""
+    found: dict[torch.device, None] = {}
+    for tensor in tensors:
+        if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
+            found[tensor.device] = None
+    return tuple([d for d in found if d.type not in _WITHOUT]) if found else ()
+
+
+def accelerators_of(module: nn.Module) -> tuple[torch.device, ...]:
+    """Return those of a module's parameters and buffers."""
+    return accelerators(itertools.chain(module.parameters(), module.buffers()))
+
+
+class RandomState:
+    """The CPU's random state as it is now, and that of some accelerators.
+
+    Args:
+        devices: The accelerators.
+    """
+
+    __slots__ = ("_cpu", "_others")
+
+    def __init__(self, devices: Iterable[torch.device] = ()) -> None:
+        self._cpu = _CPU.get_state()
+        self._others: dict[torch.device, torch.Tensor] = {
+            device: torch.get_device_module(device).get_rng_state(device)
+            for device in devices
+        }
+
+    def restore(self) -> None:
+        """Put it back."""
+        _CPU.set_state(self._cpu)
+        for device, state in self._others.items():
+            torch.get_device_module(device).set_rng_state(state, device)
+
+    def as_now(self) -> RandomState:
+        """Return the present state of the same devices."""
+        return RandomState(self._others)
+
+
+# ---------------------------------------------------------------------------- autocast
+
+
+class Cast(NamedTuple):
+    """What autocast is set to for one kind of device."""
+
+    kind: str
+    is_enabled: bool
+    dtype: torch.dtype
+    is_cached: bool
+
+
+def autocast_now(kinds: tuple[str, ...]) -> tuple[Cast, ...]:
+    """Return what autocast is set to; nothing where it is off for all.
+
+    Args:
+        kinds: Types of devices.
+    """
+    if not any(map(torch.is_autocast_enabled, kinds)):
+        return ()
+    is_cached = torch.is_autocast_cache_enabled()
+    return tuple(
+        Cast(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k), is_cached)
+        for k in kinds
+    )
+
+
+@contextlib.contextmanager
+def in_autocast(kinds: tuple[str, ...], before: tuple[Cast, ...]) -> Iterator[None]:
+    """Set autocast for a while to what `autocast_now` returned.
+
+    Args:
+        kinds: Types of devices.
+        before: What it returned of them.
+    """
+    with contextlib.ExitStack() as stack:
+        if not before:
+            for kind in kinds:
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        for kind, is_enabled, dtype, is_cached in before:
+            cast = torch.autocast(
+                kind, dtype=dtype, enabled=is_enabled, cache_enabled=is_cached
+            )
+            stack.enter_context(cast)
+        yield
+
+
+# ------------------------------------------------------------------------------- flags
+
+_OPEN: Any = object()
+"""In place of a flag that cannot be read; it is left as it is."""
+
+
+def _set_precision(precision: Any) -> None:
+    if precision is not _OPEN:
+        torch.set_float32_matmul_precision(precision)
+
+
+_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
+    (function_modes, set_function_modes),
+    *KERNEL_FLAGS,
+    (torch.get_deterministic_debug_mode, torch.set_deterministic_debug_mode),
+    (torch.get_default_dtype, torch.set_default_dtype),
+    # The last one: see `flags_now`.
+    (matmul_precision, _set_precision),
+)
+_READ = tuple(get for get, _ in _FLAGS)
+
+
+def flags_now() -> Flags:
+    """Return what the flags are.
+
+    Precision that was set in torch's newer way cannot be read in the older one.
+    """
+    try:
+        return [read() for read in _READ]
+    except RuntimeError:
+        return [*(read() for read in _READ[:-1]), _OPEN]
+
+
+def _set_flags(flags: Flags) -> None:
+    for (_, put), is_now, value in zip(_FLAGS, flags_now(), flags, strict=True):
+        if is_now != value:
+            put(value)
+
+
+def settle_flags(device: torch.device) -> None:
+    """Have torch settle now what it sets itself at a process's first attention.
+
+    On Hopper and Blackwell that puts cuDNN's kernels before flash attention's. A layer
+    whose forward read the order before would be recomputed with other kernels.
+
+    Args:
+        device: Where attention will run.
+    """
+    if device.type == "cuda":
+        choose_attention(torch.empty(1, 1, 1, 8, dtype=torch.half, device=device))
+
+
+# -------------------------------------------------------------------------------- both
+
+
+class Context:
+    """What is set around a call that begins now.
+
+    Args:
+        devices: Accelerators that the call may draw on.
+    """
+
+    __slots__ = ("_autocast", "_flags", "_kinds", "_random")
+
+    def __init__(self, devices: tuple[torch.device, ...]) -> None:
+        self._random = RandomState(devices)
+        self._kinds: tuple[str, ...] = ("cpu",)
+        if devices:
+            self._kinds = (*{device.type: None for device in devices}, "cpu")
+        self._autocast = autocast_now(self._kinds)
+        self._flags = flags_now()
+
+    def draw_again(self) -> None:
+        """Have random numbers be those that the call has drawn."""
+        self._random.restore()
+
+    @contextlib.contextmanager
+    def as_then(self) -> Iterator[None]:
+        """Set all of it as it was; put back, afterwards, what is set now."""
+        random, flags = self._random.as_now(), flags_now()
+        is_cast = self._autocast or autocast_now(self._kinds)
+        try:
+            if flags != self._flags:
+                _set_flags(self._flags)
+            if is_cast:
+                with in_autocast(self._kinds, self._autocast):
+                    yield
+            else:
+                yield
+        finally:
+            random.restore()
+            if flags_now() != flags:
+                _set_flags(flags)

@@ -1,0 +1,419 @@
+"""What a layer's call changes besides its output, and whether it may run twice.
+
+Note: [What is served, what is kept]
+Attributes that a call replaces are put back around a recomputation by themselves (see
+`mimose.exactness.guard`). Buffers, and tensors among the attributes, that it edits are
+found in its first call, by comparing all of them before and after; later calls save
+those alone. A layer that draws from Python's or NumPy's generators or from one of its
+own, that edits its weights, or an object that it is handed, is kept from then on, with
+a warning.
+"""
+
+from __future__ import annotations
+
+import pickle
+import random
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+import torch
+from torch import nn
+
+from mimose.tensors import different_bits, same_bits, version
+from mimose.torch_private import buffers_of, pytree, version_of
+
+OBJECT_CHANGES = "it changes an object that it is handed"
+_MOST_PARTS = 10_000
+"""An object of more parts is not looked at."""
+
+# ----------------------------------------------------------------- tensors that change
+
+
+class TensorSlot:
+    """A place of a tensor: a buffer of a module, or another attribute.
+
+    Values are compared, not versions alone: batch norms change their statistics
+    without a trace in the version.
+
+    Args:
+        table: The dictionary that it is in.
+        name: Its name there.
+    """
+
+    def __init__(self, table: dict[str, Any], name: str) -> None:
+        self._table = table
+        self._name = name
+
+    @property
+    def key(self) -> tuple[int, str]:
+        """Where it is: its table, by identity, and its name in it."""
+        return id(self._table), self._name
+
+    @property
+    def numel(self) -> int:
+        """How many elements it has now."""
+        tensor = self._now()
+        return 0 if tensor is None else int(tensor.numel())
+
+    def _now(self) -> torch.Tensor | None:
+        try:
+            found = self._table[self._name]  # those of scripted modules have no `get`
+        except KeyError:
+            return None
+        return found if isinstance(found, torch.Tensor) else None
+
+    def read(self) -> Any:
+        """Return a copy, and the identity and version of the original."""
+        tensor = self._now()
+        if tensor is None:
+            return None, None, 0
+        return tensor.detach().clone(), id(tensor), version(tensor)
+
+    def read_after(self, state: Any) -> Any:
+        """Return its state; the earlier one, if its version is still that."""
+        tensor = self._now()
+        if tensor is None or (id(tensor), version(tensor)) != state[1:]:
+            return self.read()
+        return state
+
+    def differs(self, state: Any) -> bool | torch.Tensor:
+        """Compare identity, version and value.
+
+        What only an accelerator can tell is a flag there: to read it is to wait.
+        """
+        old, identity, counted = state
+        tensor = self._now()
+        if tensor is None or old is None:
+            return tensor is not old
+        if id(tensor) != identity or version(tensor) != counted:
+            return True
+        return different_bits(tensor, old)
+
+    def lend(self, state: Any) -> None:
+        """Put a copy of the old tensor there."""
+        self._table[self._name] = None if state[0] is None else state[0].clone()
+
+    def restore(self, state: Any) -> None:
+        """Copy the old values in place; where they are unchanged, touch nothing."""
+        tensor, old = self._now(), state[0]
+        if tensor is None or old is None or tensor.shape != old.shape:
+            self._table[self._name] = old
+        elif not same_bits(tensor, old):
+            with torch.no_grad():
+                tensor.copy_(old)
+
+
+class SavedTensors:
+    """Tensors at some places as they are now.
+
+    Args:
+        slots: The places.
+    """
+
+    def __init__(self, slots: Iterable[TensorSlot]) -> None:
+        self.states: list[tuple[TensorSlot, Any]] = [(s, s.read()) for s in slots]
+
+    def lend(self) -> None:
+        """Put copies there, for a run that may change them."""
+        for slot, state in self.states:
+            slot.lend(state)
+
+    def compare(
+        self, known: Iterable[TensorSlot] = ()
+    ) -> tuple[list[TensorSlot], list[tuple[TensorSlot, torch.Tensor]]]:
+        """Return which have changed, and of which only an accelerator knows.
+
+        Args:
+            known: Places that are known to change, and need not be compared.
+        """
+        keys = {slot.key for slot in known}
+        changed, unclear = [], []
+        for slot, state in self.states:
+            found = slot.key in keys or slot.differs(state)
+            if isinstance(found, torch.Tensor):
+                unclear.append((slot, found))
+            elif found:
+                changed.append(slot)
+        return changed, unclear
+
+    def forget_others(self, slots: Iterable[TensorSlot]) -> None:
+        """Hold no longer what is not at one of these places."""
+        keys = {slot.key for slot in slots}
+        self.states = [(slot, s) for slot, s in self.states if slot.key in keys]
+
+
+def tensor_slots(modules: Iterable[nn.Module]) -> list[TensorSlot]:
+    """Return the places of all buffers, and of tensors among the attributes."""
+    return [
+        TensorSlot(table, name)
+        for module in modules
+        for table, names in (
+            (buffers_of(module), [name for name, _ in buffers_of(module).items()]),
+            (vars(module), [n for n, v in vars(module).items() if _is_tensor(v)]),
+        )
+        for name in names
+    ]
+
+
+def _is_tensor(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and value.grad_fn is None
+
+
+def tensor_attributes(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
+    """Return the tensors without a gradient among the modules' attributes."""
+    return [
+        value
+        for module in modules
+        for value in vars(module).values()
+        if isinstance(value, torch.Tensor) and not value.requires_grad
+    ]
+
+
+def running_statistics(modules: Iterable[nn.Module]) -> list[TensorSlot]:
+    """Return the buffers that forwards are known to change."""
+    return [
+        TensorSlot(buffers_of(module), name)
+        for module in modules
+        for name, buffer in buffers_of(module).items()
+        if buffer is not None
+        and (name.startswith("running_") or name == "num_batches_tracked")
+    ]
+
+
+_AnySlot = TypeVar("_AnySlot", bound=TensorSlot)
+
+
+def union(*groups: Iterable[_AnySlot]) -> tuple[_AnySlot, ...]:
+    """Join groups of slots, each place once."""
+    return tuple({slot.key: slot for group in groups for slot in group}.values())
+
+
+# -------------------------------------------------------------------------- generators
+
+
+class _Generator(NamedTuple):
+    """A random state that torch's own saving does not know."""
+
+    name: str
+    read: Callable[[], Any]
+    restore: Callable[[Any], Any]
+
+
+_GLOBAL = (
+    _Generator("Python's generator", random.getstate, random.setstate),
+    _Generator(
+        "NumPy's generator",
+        lambda: np.random.get_state(legacy=False),  # noqa: NPY002 - users draw from it
+        np.random.set_state,
+    ),
+)
+
+
+def _generator(value: object) -> _Generator | None:
+    name = "a generator of its own"
+    if isinstance(value, torch.Generator):
+        return _Generator(name, value.get_state, value.set_state)
+    if isinstance(value, random.Random):
+        return _Generator(name, value.getstate, value.setstate)
+    if isinstance(value, np.random.Generator):
+        bits = value.bit_generator
+
+        def put(state: Any) -> None:
+            bits.state = state
+
+        return _Generator(name, lambda: bits.state, put)
+    return None
+
+
+class Generators:
+    """Python's and NumPy's generators as they are now, and those of some modules.
+
+    Args:
+        modules: The modules.
+    """
+
+    def __init__(self, modules: Iterable[nn.Module] = ()) -> None:
+        own = (_generator(v) for module in modules for v in vars(module).values())
+        self._all = [*_GLOBAL, *(each for each in own if each is not None)]
+        self.take()
+
+    def take(self) -> None:
+        """Take note of where they are now."""
+        self._states = [each.read() for each in self._all]
+
+    def why_impure(self) -> str:
+        """Say what was drawn from since then; "" where that was none of them."""
+        for each, state in zip(self._all, self._states, strict=True):
+            if pickle.dumps(each.read()) != pickle.dumps(state):
+                return f"its forward draws from {each.name}"
+        return ""
+
+    def restore(self) -> None:
+        """Put all of them back."""
+        for each, state in zip(self._all, self._states, strict=True):
+            each.restore(state)
+
+
+# ---------------------------------------------------------------------- the first call
+
+
+class Told(NamedTuple):
+    """What a first call has told."""
+
+    changed: list[TensorSlot]
+    """Places of the tensors that it changes."""
+    unclear: list[tuple[TensorSlot, torch.Tensor]]
+    """Those of which only an accelerator knows: flags, true where one has changed."""
+    impurity: str
+    """Why the layer may not run again; "" where it may."""
+
+
+class FirstCall:
+    """One call of a layer, from before its forward: what it changes.
+
+    Args:
+        module: The layer.
+    """
+
+    def __init__(self, module: nn.Module) -> None:
+        self._modules = tuple(module.modules())
+        self._weights = dict(module.named_parameters())
+        self._versions = self._count()
+        self._generators = Generators(self._modules)
+        self.saved = SavedTensors(tensor_slots(self._modules))
+        """As they were before, to be lent to a recomputation."""
+
+    def _count(self) -> list[int]:
+        return list(map(version, self._weights.values()))
+
+    def tell(self) -> Told:
+        """Compare, when the forward has run."""
+        changed, unclear = self.saved.compare(running_statistics(self._modules))
+        self.saved.forget_others([*changed, *(slot for slot, _ in unclear)])
+        why = self._generators.why_impure()
+        if self._versions != self._count():
+            why = "its forward edits its own weights"
+        return Told(changed, unclear, why)
+
+
+# ----------------------------------------------------------------- what a call is given
+
+
+class Holder(Protocol):
+    """Holds what a call was given."""
+
+    def clear(self) -> None:
+        """Let go of it."""
+        ...
+
+
+class Given:
+    """What a call was handed, to tell whether it was changed since.
+
+    Tensors are not held. Objects are: whoever gives a forward up has to give this up,
+    for an object may lead back to the graph that holds it.
+    """
+
+    __slots__ = ("_looks", "_tensors", "holder")
+
+    def __init__(self) -> None:
+        self._tensors: list[tuple[weakref.ref[torch.Tensor], int]] = []
+        self._looks: list[tuple[Any, Any]] = []
+        self.holder: weakref.ref[Holder] | None = None
+        """Holds it for a recomputation."""
+
+    @classmethod
+    def of_root(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:
+        """Take note of arguments, and of what the containers among them hold."""
+        given = cls()
+        for value in (*args, *kwargs.values()):
+            given.add(value)
+        return given
+
+    def add(self, value: Any) -> None:
+        """Take note of a tensor or of an object."""
+        if isinstance(value, torch.Tensor):
+            if not value.is_inference():
+                self._tensors.append((weakref.ref(value), version_of(value)))
+        elif type(value) not in _PLAIN:
+            self._looks.append((value, _look(value)))
+
+    @property
+    def has_objects(self) -> bool:
+        """Whether there is more than tensors, numbers and containers of these."""
+        return bool(self._looks)
+
+    def are_edited(self) -> bool:
+        """Whether a tensor was edited in place, or an object changed."""
+        for ref, counted in self._tensors:
+            tensor = ref()
+            if tensor is not None and version_of(tensor) != counted:
+                return True
+        return bool(self._looks) and self.are_objects_changed()
+
+    def are_objects_changed(self) -> bool:
+        """Whether an object is another, or holds others, than it did."""
+        return any(look != _look(value) for value, look in self._looks)
+
+    def give_up(self) -> None:
+        """Let go of everything: the forward that was given it is given up."""
+        self._looks.clear()
+        holder = None if self.holder is None else self.holder()
+        if holder is not None:
+            holder.clear()
+
+
+_PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
+_ONE_PIECE = (nn.Module, type)
+
+
+def is_opaque(value: object) -> bool:
+    """Whether something is no tensor, no number, and no container known to torch."""
+    kind = type(value)
+    return kind not in _PLAIN and pytree.tree_is_leaf(value) and _parts(value) != {}
+
+
+def _parts(value: Any) -> dict[Any, Any]:
+    """Return what an object or a container is made of; {} where it is one piece."""
+    kind = type(value)
+    if kind in (list, tuple):
+        return dict(enumerate(value))
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, _ONE_PIECE):
+        return {}
+    try:
+        own = value.__dict__
+    except Exception:  # whatever a class of the user's raises
+        return {}
+    return dict(own) if isinstance(own, dict) else {}
+
+
+def _look(value: Any) -> Any:
+    """Describe something, its parts and their parts, by identity, value and version.
+
+    Returns:
+        What is equal as long as nothing changes; None if there are too many parts.
+    """
+    seen: set[int] = set()
+    look: list[Any] = []
+    left: list[tuple[Any, Any]] = [("", value)]
+    while left:
+        if len(look) + len(left) > _MOST_PARTS:
+            return None
+        name, value = left.pop()
+        key = name if isinstance(name, (str, int)) else id(name)
+        if type(value) in _PLAIN:
+            look.append((key, value))
+        elif isinstance(value, torch.Tensor):
+            look.append((key, id(value), version(value)))
+        elif id(value) in seen:
+            look.append((key, id(value)))
+        else:
+            seen.add(id(value))
+            parts = _parts(value)
+            look.append((key, id(value), len(parts), "parts"))
+            left.extend(parts.items())
+    return look
