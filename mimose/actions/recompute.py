@@ -24,8 +24,8 @@ import torch
 from torch import nn
 
 from mimose.actions.base import Probe, UnitCall
-from mimose.actions.keep import Keep
 from mimose.actions.host import AwayInput
+from mimose.actions.keep import Keep
 from mimose.exactness.comparison import Comparison
 from mimose.exactness.context import Context, accelerators
 from mimose.exactness.guard import Found
