@@ -100,6 +100,7 @@ __all__ = [
     "storage_users",
     "submodules_of",
     "tensor_users",
+    "to_copy",
     "top_saved_hooks",
     "top_transform",
     "version_of",
@@ -489,6 +490,11 @@ are registered for it among them. #175082 offers ``torch.utils.pytree``, not in 
 overload_packet: Callable[[Any], Any] = operator.attrgetter("_overloadpacket")
 """All overloads of an operator: the key of ``torch.utils.flop_counter.flop_registry``,
 which is read in the same way there. No thread found."""
+
+to_copy: Any = torch.ops.aten._to_copy.default
+"""The operator of every conversion to another precision, as a dispatch mode sees it:
+``Tensor.to`` is made of it. Part of the operators that torch.compile's backends are
+given, so it can hardly change; no thread found."""
 
 _aten: Any = torch.ops.aten
 

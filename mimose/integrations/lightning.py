@@ -2,35 +2,47 @@
 
 It works with `lightning.pytorch` and with `pytorch_lightning`, whichever is installed.
 
-Note: [When]
-The session attaches after `on_train_start`: the strategy has moved the model by then,
-every checkpoint is loaded and the sanity check is done. It detaches in `on_train_end`,
-before the strategy moves the model away, or in `on_exception`.
+Note: [The root]
+A step is one forward of a module, the root. Lightning calls `training_step`, which may
+call the LightningModule itself, or a model in it, or two, and nobody can tell which
+before it does: so the callback does not guess. When training starts it looks for the
+layers, and watches the forwards of all modules that hold some. The first of them that
+is called in training mode, with grad enabled, is the root: the outermost one, for a
+module is called before those inside it. The session attaches in that call, and so even
+the first step is within the budget.
+
+`training_step` itself is not taken for the root: it logs, appends to lists, and in
+manual optimization runs backwards and optimizers, so it must not be run again when a
+forward fails.
+
+Note: [The closure]
+In automatic optimization Lightning makes a closure for each batch, which runs
+`training_step`, zeroes the gradients and runs the backward. It calls that itself where
+it accumulates, and else hands it to `optimizer_step` and the precision's plugin. So it
+is as it is made that it learns to repeat itself. A second run finds no gradients, so
+there is nothing to zero, and has logged before.
 """
 
 from __future__ import annotations
 
-import copy
 import importlib
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
 
-from mimose.exceptions import MimoseError, StateMismatchError
+from mimose.exceptions import MimoseError
 from mimose.inputs.compiled import WHY_NOT_WHOLE
-from mimose.integrations.options import check_options
-from mimose.integrations.repeated_closure import RepeatedClosures
-from mimose.integrations.root_search import RootSearch
-from mimose.report.metrics import MetricsReader
-from mimose.runtime.retry import Repeats
-from mimose.session import Session, attach
+from mimose.inputs.layers import find_units
+from mimose.inputs.patch import Patch
+from mimose.integrations.base import SessionCallback
+from mimose.near_names import near_names
+from mimose.runtime.retry import Repeats, TrainersStep
 
 _log = logging.getLogger(__name__)
-
-_PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
 
 def _installed() -> list[Any]:
@@ -40,18 +52,17 @@ def _installed() -> list[Any]:
         ImportError: None is.
     """
     found = []
-    for name in _PACKAGES:
+    for name in ("lightning.pytorch", "pytorch_lightning"):
         try:
             found.append(importlib.import_module(name))
         except ModuleNotFoundError as error:
-            if error.name not in (name, name.partition(".")[0]):
-                raise  # it is installed, and something that it needs is not
+            missing = error
     if not found:
         msg = (
             "mimose.integrations.lightning needs lightning or pytorch_lightning: "
             "pip install 'mimose[lightning]'"
         )
-        raise ImportError(msg)
+        raise ImportError(msg) from missing
     return found
 
 
@@ -64,12 +75,8 @@ if TYPE_CHECKING:
 else:
     _Base = type("_Base", tuple(each.Callback for each in _libraries), {})
 
-_busy: weakref.WeakKeyDictionary[nn.Module, list[MimoseCallback]]
-_busy = weakref.WeakKeyDictionary()
-"""The callbacks that watch a LightningModule, or have attached to a part of it."""
 
-
-class MimoseCallback(_Base):
+class MimoseCallback(SessionCallback, _Base):
     """Keeps the steps of `Trainer.fit` within a memory budget.
 
     ::
@@ -89,8 +96,8 @@ class MimoseCallback(_Base):
         budget: As for `mimose.attach`.
         module: The name in the LightningModule of the module to attach to, where the
             first that is called is not the one: ``"generator"``.
-        options: All others of `mimose.attach`. Names of `units` are seen from `module`,
-            or else from the LightningModule.
+        options: All others of `mimose.attach`. Names of `layers` are seen from
+            `module`, or else from the LightningModule.
 
     Raises:
         TypeError: `mimose.attach` has no such option.
@@ -100,6 +107,8 @@ class MimoseCallback(_Base):
             first step.
     """
 
+    _not_copied = (*SessionCallback._not_copied, "_scouts", "_closures")
+
     def __init__(
         self,
         budget: float | str | None = None,
@@ -107,27 +116,12 @@ class MimoseCallback(_Base):
         module: str | None = None,
         **options: Any,
     ) -> None:
-        check_options(type(self).__name__, budget, options)
-        self._budget = budget
+        super().__init__(budget, options)
         self._name = module
-        self._units = options.pop("units", None)
-        self._options = options
-        self.session: Session | None = None
-        self.learned: dict[str, Any] | None = None
-        """What a session knew when a checkpoint was written or training ended."""
-        self._metrics: MetricsReader | None = None
-        self._whole: nn.Module | None = None
-        """The LightningModule, while this watches it or is attached."""
-        self._search: RootSearch | None = None
-        self._is_attached = False
+        self._scouts: list[_Scout] | None = None
+        """On the modules that may be the root, until it is found."""
+        self._closures: _RepeatedClosures | None = None
         self._has_warned = False
-        self._closures: RepeatedClosures | None = None
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the session out: a copy of the callback has trained nothing."""
-        own = {"session": None, "_metrics": None, "_whole": None, "_search": None}
-        own["_closures"] = None
-        return {**self.__dict__, **own, "_is_attached": False}
 
     # ------------------------------------------------------------------ events
 
@@ -137,59 +131,62 @@ class MimoseCallback(_Base):
         Raises:
             MimoseError: It is.
         """
-        if stage != "fit":
-            return
-        if getattr(pl_module, "_compiler_ctx", None) is not None:
+        del trainer
+        if stage == "fit" and getattr(pl_module, "_compiler_ctx", None) is not None:
             msg = f"the LightningModule's training_step is compiled: {WHY_NOT_WHOLE}"
             raise MimoseError(msg)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to watch for the root: see `mimose.integrations.root_search`.
+        """Begin to watch for the root: see Note: [The root].
 
         Raises:
             NoUnitsError: No layers were found.
             MimoseError: No module has the name that was given.
         """
         self.detach()
-        for other in list(_busy.get(pl_module, ())):
-            if other not in trainer.callbacks:
-                other.detach()  # of a trainer that came to no end
-        self._has_warned = False
-        self._metrics = None
-        self._search = RootSearch(
-            pl_module, self._name, self._units, _UNWRITTEN, self._attach
-        )
-        self._whole = pl_module
-        _busy.setdefault(pl_module, []).append(self)
-        if trainer.world_size == 1 and _busy[pl_module] == [self]:
-            self._closures = RepeatedClosures(trainer, pl_module, self._repeats)
+        self._has_warned, self._metrics = False, None
+        top = pl_module if self._name is None else _module_named(pl_module, self._name)
+        layers = self._options["layers"]
+        units = [module for _, module in find_units(top, layers)]
+        if layers is not None and self._name is None:  # names are others in the root
+            chosen = set(map(id, units))
+            layers = lambda module: id(module) in chosen  # noqa: E731
+        trained = [unit for unit in units if any(_trained(unit))] or units
+        roots = [top] if self._name is not None else _holders(top, trained)
+        self._scouts = [_Scout(each, self._found, layers) for each in roots]
+        own = [each for each in trainer.callbacks if isinstance(each, MimoseCallback)]
+        if trainer.world_size == 1 and len(own) <= 1:
+            self._closures = _RepeatedClosures(trainer, pl_module, self)
 
-    def _repeats(self) -> Repeats | None:
-        if self.session is None or not self._is_attached:
-            return None
-        return self.session.repeats
+    def _found(self, root: nn.Module, layers: Any) -> None:
+        self._stop_scouts()
+        self._attach(root, layers)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         """Log the metrics, where the trainer writes what is logged."""
         del outputs, batch
-        if self._search is not None:
-            self._say_unseen(self._search)
-        is_last = _is_last(trainer)
+        if self._scouts is not None and not self._has_warned:
+            self._has_warned = True
+            _log.warning(
+                "mimose: training_step called no module that holds layers, so nothing "
+                "is planned so far. Call the model, or self(batch), in training_step; "
+                "or name the module to plan for with MimoseCallback(module=...)"
+            )
+        is_last = trainer.is_last_batch or 0 < trainer.max_steps <= trainer.global_step
         is_whole = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if self._metrics is None or not (is_whole or is_last) or trainer.barebones:
             return
-        if trainer._logger_connector.should_update_logs or trainer.fast_dev_run:
+        is_written = trainer._logger_connector.should_update_logs
+        if is_written or is_last or trainer.fast_dev_run:
             pl_module.log_dict(self._metrics.read())
-        elif is_last:  # for callback_metrics; the loggers get these steps later
-            pl_module.log_dict(copy.copy(self._metrics).read())
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         """Detach, and say in one line how it went."""
         del pl_module
-        if self.session is not None and self._is_attached and trainer.is_global_zero:
-            _log.info("%s", self.session.report())
+        if trainer.is_global_zero:
+            self._tell()
         self.detach()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: Any) -> None:
@@ -205,21 +202,16 @@ class MimoseCallback(_Base):
 
     def detach(self) -> None:
         """Give the module back as it was; `session` can still be read."""
-        if self._search is not None:
-            self._search.stop()
-            self._search = None
-        if self.session is not None and self._is_attached:
-            self.learned = self.session.state_dict()
-            self.session.detach()
-        self._is_attached = False
+        self._stop_scouts()
+        super().detach()
         if self._closures is not None:
             self._closures.remove()
             self._closures = None
-        if self._whole is not None:
-            others = [other for other in _busy.pop(self._whole) if other is not self]
-            if others:
-                _busy[self._whole] = others
-            self._whole = None
+
+    def _stop_scouts(self) -> None:
+        for scout in reversed(self._scouts or []):
+            scout.remove()
+        self._scouts = None
 
     # ------------------------------------------------------------------ state
 
@@ -231,9 +223,8 @@ class MimoseCallback(_Base):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, ready for JSON; {} before the first step."""
-        if self.session is not None and self._is_attached:
-            self.learned = self.session.state_dict()
-        return {} if self.learned is None else {"learned": self.learned}
+        learned = self._remember()
+        return {} if learned is None else {"learned": learned}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what was learned before the checkpoint was written.
@@ -242,39 +233,135 @@ class MimoseCallback(_Base):
             state_dict: What ``state_dict`` returned.
         """
         self.learned = state_dict.get("learned")
-        if self._is_attached:
-            self._recall()
+        if self._attached_to is not None:
+            self._recall(self.learned)
 
-    # ------------------------------------------------------------------ attaching
 
-    def _attach(self, root: nn.Module, units: Any) -> None:
-        self._search = None
-        session = attach(root, self._budget, units=units, **self._options)
-        self.session, self._is_attached = session, True
-        self._metrics = MetricsReader(session)
-        self._recall()
+# ------------------------------------------------------------------ the root
 
-    def _recall(self) -> None:
-        if self.session is None or self.learned is None:
-            return
+
+class _Scout(Patch):
+    """The forward of a module that may be the root.
+
+    Args:
+        module: The module.
+        found: Takes the root, and the layers to attach with.
+        layers: Those.
+    """
+
+    def __init__(
+        self, module: nn.Module, found: Callable[[nn.Module, Any], None], layers: Any
+    ) -> None:
+        super().__init__(module)
+        self._found = found
+        self._layers = layers
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Become the root's first step, or pass through."""
+        is_training = self._module.training and torch.is_grad_enabled()
+        if self.is_removed or not is_training:
+            return self.original(*args, **kwargs)
+        self._found(self._module, self._layers)
+        return self._module.forward(*args, **kwargs)
+
+
+def _module_named(whole: nn.Module, name: str) -> nn.Module:
+    modules: dict[str, nn.Module] = dict(whole.named_modules())
+    if name not in modules:
+        near = near_names(name, modules)
+        hint = f"; did you mean {' or '.join(near)}?" if near else ""
+        msg = f"module: no module named {name!r} in {type(whole).__name__}{hint}"
+        raise MimoseError(msg)
+    return modules[name]
+
+
+def _trained(module: nn.Module) -> list[bool]:
+    return [parameter.requires_grad for parameter in module.parameters()]
+
+
+def _holders(top: nn.Module, units: Collection[nn.Module]) -> list[nn.Module]:
+    """Return the modules with a forward that units are in, outermost first."""
+    wanted = set(map(id, units))
+    return [
+        module
+        for module in top.modules()
+        if id(module) not in wanted
+        and any(id(inner) in wanted for inner in module.modules())
+        and ("forward" in vars(module) or type(module).forward not in _UNWRITTEN)
+    ]
+
+
+# ------------------------------------------------------------------ repeated steps
+
+_MAKES = "_make_closure"
+"""The method of Lightning's loop that makes a closure. If it were another, no step of
+Lightning's would be run again."""
+
+
+class _RepeatedClosures:
+    """Lets a trainer's closures run again: see Note: [The closure]."""
+
+    def __init__(
+        self, trainer: Any, module: nn.Module, callback: MimoseCallback
+    ) -> None:
+        self._module = module
+        self._callback = callback
+        self._loop: Any = trainer.fit_loop.epoch_loop.automatic_optimization
+        self._make: Any = getattr(self._loop, _MAKES, None)
+        if self._make is not None:
+            setattr(self._loop, _MAKES, self._made)
+
+    def remove(self) -> None:
+        """Give the trainer back as it was."""
+        vars(self._loop).pop(_MAKES, None)
+
+    def _made(self, *args: Any, **kwargs: Any) -> Any:
+        made = self._make(*args, **kwargs)
+        made.closure = _Repeated(made, self._module, lambda: self._callback.repeats)
+        return made
+
+
+class _Repeated:
+    """A closure's run, repeated if its backward fails; in place of its own.
+
+    Args:
+        made: The closure.
+        module: The LightningModule.
+        repeats: Returns the session's.
+    """
+
+    def __init__(
+        self, made: Any, module: nn.Module, repeats: Callable[[], Repeats | None]
+    ) -> None:
+        self._made = weakref.ref(made)  # in a cycle it would hold the batch
+        self._step_fn, self._zero_grad_fn = made._step_fn, made._zero_grad_fn
+        self._module: Any = module
+        self._repeats = repeats
+        self._step: Any = None
+        made._step_fn = self._train
+        if self._zero_grad_fn is not None:
+            made._zero_grad_fn = self._zero
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        made: Any = self._made()
+        run = type(made).closure
+        self._step = TrainersStep(self._module, self._repeats)
+        return self._step.run(lambda: run(made, *args, **kwargs))
+
+    def _train(self) -> Any:
+        if not self._step.n_failed:
+            return self._step_fn()
+        logs = vars(self._module)
+        before = logs.get("log")
+        logs["log"] = lambda *_, **__: None  # the first run has logged
         try:
-            self.session.load_state_dict(self.learned)
-        except StateMismatchError as error:
-            _log.warning("mimose: what was learned before is of no use here: %s", error)
+            return self._step_fn()
+        finally:
+            del logs["log"]
+            if before is not None:
+                logs["log"] = before
 
-    def _say_unseen(self, search: RootSearch) -> None:
-        """Say, after the first step, that nothing is planned so far."""
-        if self._has_warned:
-            return
-        self._has_warned = True
-        _log.warning(
-            "mimose: training_step ran none of the layers that were found (%s, ...), "
-            "so nothing is planned so far. If it trains other modules, name the one "
-            "to plan for with MimoseCallback(module=...)",
-            search.first_unit,
-        )
-
-
-def _is_last(trainer: Any) -> bool:
-    """Return whether an epoch or the training ends with this batch."""
-    return bool(trainer.is_last_batch or 0 < trainer.max_steps <= trainer.global_step)
+    def _zero(self) -> None:
+        if not self._step.n_failed:
+            self._zero_grad_fn()
+            self._step.note_gradients()

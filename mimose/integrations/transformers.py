@@ -1,9 +1,20 @@
-"""A callback for the Trainer of transformers: one line, and it trains in a budget."""
+"""A callback for the Trainer of transformers: one line, and it trains in a budget.
+
+Note: [Reaching the trainer]
+The trainer gives a callback neither itself nor a word of an exception, and by the time
+a callback sees the logs, the trainer's history and the loggers before it in the list
+have taken theirs. So the callback looks up, once a training, which handler is calling
+it and which trainer is calling that. It then moves to the front of the handler's list,
+so that what it adds to the logs reaches all, and wraps that trainer's `train`, so that
+an exception anywhere in it leaves the model as it was, and its `training_step`, in
+which a failed backward can be repeated.
+"""
 
 from __future__ import annotations
 
-import dataclasses
-import json
+import copy
+import functools
+import inspect
 import logging
 import os
 import weakref
@@ -12,32 +23,20 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from mimose.exceptions import (
-    CheckpointingConflictError,
-    MimoseError,
-    NoUnitsError,
-    StateMismatchError,
-)
+from mimose.exceptions import CheckpointingConflictError, MimoseError, NoUnitsError
 from mimose.inputs.compiled import WHY_NOT_WHOLE
-from mimose.integrations.missing import missing_package
-from mimose.integrations.options import check_options
-from mimose.report.metrics import MetricsReader
-from mimose.runtime.retry import Repeats
-from mimose.session import Session, attach
+from mimose.integrations.base import SessionCallback
+from mimose.runtime.retry import TrainersStep
 from mimose.torch_private import COMPILED_MODULE
 
 try:
+    from accelerate import DistributedType
     from transformers import Trainer, TrainerCallback
-    from transformers.trainer_callback import ExportableState
-
-    from mimose.integrations.trainer_guard import callers, guard
+    from transformers.trainer_callback import CallbackHandler, ExportableState
 except ImportError as error:
-    _missing = missing_package(error)
-    if _missing not in ("accelerate", "transformers"):
-        raise
     _message = (
-        f"mimose.integrations.transformers needs transformers and accelerate, and "
-        f"{_missing} is missing: pip install 'mimose[transformers]'"
+        "mimose.integrations.transformers needs transformers and accelerate: "
+        "pip install 'mimose[transformers]'"
     )
     raise ImportError(_message) from error
 
@@ -49,12 +48,8 @@ _YES = ("1", "on", "t", "true", "y", "yes")
 _CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 """A trainer's setting, by its name and by the older one, which has the same value."""
 
-_owners: weakref.WeakKeyDictionary[nn.Module, MimoseCallback]
-_owners = weakref.WeakKeyDictionary()
-"""Which callback's session has a model."""
 
-
-class MimoseCallback(TrainerCallback, ExportableState):
+class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
     """Keeps a `Trainer`'s steps within a memory budget.
 
     ::
@@ -72,7 +67,10 @@ class MimoseCallback(TrainerCallback, ExportableState):
         budget: As for `mimose.attach`.
         module: What to attach to, where the model's own forward is not a step: a loss
             that holds the model and calls it several times.
-        options: All others of `mimose.attach`, such as `units`. With
+        is_restored: Take the arguments of the callback that was made last. A trainer
+            that restores callbacks from a checkpoint makes them so: JSON cannot hold
+            all arguments.
+        options: All others of `mimose.attach`, such as `layers`. With
             ``on_infeasible="warn"`` it also trains on, without any plan, where the
             model has no layers to plan for.
 
@@ -83,71 +81,61 @@ class MimoseCallback(TrainerCallback, ExportableState):
         session: The session of the running training, or of the last; None before.
     """
 
-    _given: ClassVar[dict[str, Callable[[], Any]]] = {}
-    """What returns arguments that JSON cannot hold, as last given: a trainer that
-    restores callbacks from a checkpoint makes this one anew from what JSON can. No
-    model is kept alive by it."""
+    _last: ClassVar[Any] = None
+    """The arguments of the callback made last; no model is kept alive by them."""
 
     def __init__(
         self,
         budget: float | str | None = None,
         *,
         module: nn.Module | None = None,
+        is_restored: bool = False,
         **options: Any,
     ) -> None:
-        check_options(type(self).__name__, budget, options)
-        self._budget = budget
-        self._options = {n: self._recall(n, value) for n, value in options.items()}
-        self._root: nn.Module | None = self._recall("module", module)
-        self.session: Session | None = None
-        self.learned: dict[str, Any] | None = None
-        """What a session knew when a checkpoint was written or training ended."""
-        self._model: nn.Module | None = None
-        self._metrics: MetricsReader | None = None
+        if is_restored and MimoseCallback._last is not None:
+            budget, root, options = MimoseCallback._last
+            module = root()
+        super().__init__(budget, options)
+        self._root = module
+        root = (lambda: None) if module is None else weakref.ref(module)
+        MimoseCallback._last = budget, root, options
 
     # ------------------------------------------------------------------ events
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse a trainer whose settings leave nothing to plan; guard its `train`."""
         del state, control, kwargs
-        _refuse_settings(args)
-        _, trainer = callers()
+        _raise_if_conflicting(args)
+        _, trainer = _callers()
         if trainer is not None:
-            guard(trainer, MimoseCallback)
+            _guard(trainer)
 
     def on_train_begin(
         self, args: Any, state: Any, control: Any, **kwargs: Any
     ) -> None:
         """Attach to the model, or go on where the trainer has begun anew."""
         del control
-        _refuse_settings(args)
-        handler, trainer = callers()
-        if handler is None or trainer is None:
-            _log.warning(
-                "mimose: not called by a Trainer's handler: loggers that come before "
-                "this callback miss its metrics, and after an exception in training "
-                "call its detach()"
-            )
-        else:
+        _raise_if_conflicting(args)
+        handler, trainer = _callers()
+        if handler is not None and trainer is not None:
             handler.callbacks.remove(self)
             handler.callbacks.insert(0, self)
-            guard(trainer, MimoseCallback)
+            _guard(trainer)
         model = _running(trainer, kwargs["model"])
         if self._root is not None:
             model = _root_of(self._root, model)
-        if not (self._is_attached and self._model is model):
-            self.detach()
-            owner = _owners.get(model)
-            if owner is not None:  # of a trainer that came to no end
-                owner.detach()
-            self._attach(model, _saved_state(state, type(self).__name__))
-
-    @property
-    def _repeats(self) -> Repeats | None:
-        """What knows whether a failed step may be run again; None if not attached."""
-        if self.session is None or not self._is_attached:
-            return None
-        return self.session.repeats
+        if self._attached_to is model:
+            return  # the trainer begins again, with smaller batches
+        self.detach()
+        self.session = self._metrics = None
+        try:
+            saved = _saved_state(state, type(self).__name__)
+            self._attach(model, self._options["layers"], saved)
+        except NoUnitsError as error:
+            raises = self._options.get("on_infeasible", "raise") == "raise"
+            if raises or self._options["layers"] is not None:
+                raise
+            _log.warning("mimose: this training is not planned: %s", error)
 
     def on_log(
         self,
@@ -170,100 +158,32 @@ class MimoseCallback(TrainerCallback, ExportableState):
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Detach, and say in one line how it went."""
         del args, control, kwargs
-        if (
-            self.session is not None
-            and self._is_attached
-            and state.is_world_process_zero
-        ):
-            _log.info("%s", self.session.report())
+        if state.is_world_process_zero:
+            self._tell()
         self.detach()
 
-    def detach(self) -> None:
-        """Give the model back as it was; `session` can still be read."""
-        if self.session is not None and self._model is not None:
-            self.learned = self.session.state_dict()
-            self.session.detach()
-            _owners.pop(self._model, None)
-        self._model = None
-
-    # ------------------------------------------------------------------ state
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the session out: a copy of the callback has trained nothing."""
-        own = {"session": None, "_metrics": None, "_model": None}
-        return {**self.__dict__, **own}
-
     def state(self) -> dict[str, Any]:
-        """Return the arguments, and what was learned; both ready for JSON."""
-        if self.session is not None and self._is_attached:
-            self.learned = self.session.state_dict()
-        options = {"module": self._root, **self._options}
-        args = {"budget": self._budget} | {
-            name: _as_json(name, value) for name, value in options.items()
-        }
-        return {"args": args, "attributes": {"learned": self.learned}}
-
-    @classmethod
-    def _recall(cls, name: str, value: Any) -> Any:
-        """Keep what JSON cannot hold; find it again where a checkpoint refers to it."""
-        if value != {"given": name}:
-            if isinstance(value, nn.Module):
-                cls._given[name] = weakref.ref(value)
-            elif _as_json(name, value) == {"given": name}:
-                cls._given[name] = lambda: value
-            return value
-        found = cls._given.get(name, lambda: None)()
-        if found is None:
-            msg = (
-                f"the checkpoint was written with an object for {name}, which JSON "
-                f"cannot hold; make a MimoseCallback with it before you resume"
-            )
-            raise MimoseError(msg)
-        return found
-
-    # ------------------------------------------------------------------ attaching
-
-    @property
-    def _is_attached(self) -> bool:
-        return self._model is not None
-
-    def _attach(self, model: nn.Module, saved: Mapping[str, Any] | None) -> None:
-        self.session = self._metrics = None
-        try:
-            session = attach(model, self._budget, **self._options)
-        except NoUnitsError as error:
-            raises = self._options.get("on_infeasible", "raise") == "raise"
-            if raises or self._options.get("units") is not None:
-                raise
-            _log.warning("mimose: this training is not planned: %s", error)
-            return
-        self.session, self._model = session, model
-        self._metrics = MetricsReader(session)
-        _owners[model] = self
-        problem = ""
-        for learned in (self.learned, saved):
-            if learned is None:
-                continue
-            try:
-                session.load_state_dict(learned)
-            except StateMismatchError as error:
-                problem = str(error)
-            else:
-                return
-        if problem:
-            _log.warning("mimose: what was learned is of no use here: %s", problem)
+        """Return what was learned, ready for JSON."""
+        attributes = {"learned": self._remember()}
+        return {"args": {"is_restored": True}, "attributes": attributes}
 
 
-def _refuse_settings(args: Any) -> None:
-    """Refuse settings under which a second owner would decide what is recomputed.
+def _raise_if_conflicting(args: Any) -> None:
+    """Raise where a second owner would decide what is recomputed.
 
     Raises:
         CheckpointingConflictError: The trainer's own checkpointing is switched on.
         MimoseError: The model is to be compiled.
     """
+    kind = type(args).__name__
     for name in _CHECKPOINTING:
         if getattr(args, name, False):
-            raise CheckpointingConflictError(_why_not_both(args, name))
+            msg = (
+                f"{kind} has {name}=True (perhaps by default), and MimoseCallback "
+                f"decides what is recomputed, too: set {kind}(..., {name}=False), and "
+                f"mimose recomputes what it must"
+            )
+            raise CheckpointingConflictError(msg)
     is_regional = os.environ.get(_REGIONAL, "").lower() in _YES
     if getattr(args, "torch_compile", False) and not is_regional:
         msg = (
@@ -272,23 +192,6 @@ def _refuse_settings(args: Any) -> None:
             f"{_REGIONAL}=1"
         )
         raise MimoseError(msg)
-
-
-def _why_not_both(args: Any, name: str) -> str:
-    """Say what to set where a trainer's own checkpointing is on.
-
-    It may be on although nobody asked for it: the configurations of TRL have another
-    default than `TrainingArguments`, by the setting's older name.
-    """
-    kind = type(args)
-    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
-    is_default = any(f.name in _CHECKPOINTING and f.default is True for f in fields)
-    by_default = ", which is its default," if is_default else ""
-    return (
-        f"{kind.__name__} has {name}=True{by_default} and MimoseCallback decides what "
-        f"is recomputed, too: set {kind.__name__}(..., {name}=False), and mimose "
-        f"recomputes what it must"
-    )
 
 
 def _running(trainer: Trainer | None, model: nn.Module) -> nn.Module:
@@ -323,14 +226,97 @@ def _saved_state(state: Any, name: str) -> Mapping[str, Any] | None:
     return None if saved is None else saved.get("attributes", {}).get("learned")
 
 
-def _as_json(name: str, value: Any) -> Any:
-    """Return what a checkpoint can hold of an argument; else a reference to it."""
-    if isinstance(value, os.PathLike):
-        return os.fspath(value)
-    if isinstance(value, Mapping):
-        value = dict(value)
-    try:
-        json.dumps(value)
-    except (TypeError, ValueError):
-        return {"given": name}
-    return value
+# ------------------------------------------------------------------ the trainer
+
+
+def _callers() -> tuple[CallbackHandler | None, Trainer | None]:
+    """Find the handler that calls a callback, and the trainer that calls it."""
+    handler: CallbackHandler | None = None
+    frame = inspect.currentframe()
+    while frame is not None:
+        caller = frame.f_locals.get("self")
+        if handler is None and isinstance(caller, CallbackHandler):
+            handler = caller
+        if isinstance(caller, Trainer):
+            return handler, caller
+        frame = frame.f_back
+    return handler, None
+
+
+def _guard(trainer: Any) -> None:
+    """Let an exception in a trainer's `train` detach its callbacks; repeat its steps.
+
+    Args:
+        trainer: Its own attributes are set; a training that runs already is guarded
+            step by step.
+    """
+    if isinstance(trainer.train, _Guarded):
+        return
+    if trainer.is_in_train:
+        trainer.training_step = _Guarded(trainer, "training_step")
+    trainer.training_step = _Step(trainer, "training_step")
+    trainer.train = _Guarded(trainer, "train")
+
+
+class _Guarded:
+    """A trainer's method that detaches the callbacks where it raises.
+
+    It does not keep the trainer alive, and a copy of the trainer gets one of its own.
+    """
+
+    def __init__(self, trainer: Any, name: str) -> None:
+        functools.update_wrapper(self, getattr(type(trainer), name), updated=())
+        self._trainer = weakref.ref(trainer)
+        self._name = name
+        self._own = vars(trainer).get(name)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return self._method(*args, **kwargs)
+        except BaseException:
+            for callback in self._callbacks:
+                callback.detach()
+            raise
+
+    @property
+    def _method(self) -> Callable[..., Any]:
+        trainer: Any = self._trainer()
+        own: Any = self._own or getattr(type(trainer), self._name).__get__(trainer)
+        return own  # type: ignore[no-any-return]
+
+    @property
+    def _callbacks(self) -> list[MimoseCallback]:
+        trainer: Any = self._trainer()
+        every = trainer.callback_handler.callbacks
+        return [callback for callback in every if isinstance(callback, MimoseCallback)]
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Guarded:
+        trainer = self._trainer()
+        return type(self)(memo.get(id(trainer), trainer), self._name)
+
+    def __reduce__(self) -> Any:
+        return type(self), (self._trainer(), self._name)
+
+
+class _Step(_Guarded):
+    """A trainer's step on one batch, run again if another plan helps its backward.
+
+    That is where one process trains and no gradients are there yet.
+    """
+
+    def __call__(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        trainer: Any = self._trainer()
+        kind = getattr(trainer.accelerator, "distributed_type", None)
+        attached = [each.repeats for each in self._callbacks if each.repeats]
+        if len(attached) != 1 or kind != DistributedType.NO:
+            return self._method(model, inputs, *args, **kwargs)
+        step = TrainersStep(model, lambda: attached[0])
+        step.note_gradients()
+        given = [copy.copy(inputs)]  # a step may take out of it what it has used
+
+        def attempt() -> Any:
+            again = given[0] if step.n_failed else inputs
+            given[0] = copy.copy(given[0])
+            return self._method(model, again, *args, **kwargs)
+
+        return step.run(attempt)

@@ -32,6 +32,7 @@ from torch.utils.flop_counter import flop_registry
 
 from mimose.exactness.side_effects import tensor_attributes
 from mimose.inputs.compiled import saved_storages
+from mimose.inputs.families import autocast_keeps_copies
 from mimose.memory.meters import Meter
 from mimose.planners import Menu
 from mimose.tensors import storages_in, tensors_in
@@ -41,6 +42,7 @@ from mimose.torch_private import (
     pop_saved_hooks,
     push_saved_hooks,
     storage_key,
+    to_copy,
     top_saved_hooks,
 )
 from mimose.types import (
@@ -102,6 +104,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops = 0
         # storage identity -> (weak reference, bytes)
         self._made: dict[int, tuple[weakref.ref[Any], int]] = {}
+        self._copies: set[int] = set()
 
     def __torch_dispatch__(
         self,
@@ -115,12 +118,18 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = func(*args, **kwargs)
         if isinstance(result, (torch.Tensor, list, tuple)):
             self._count(args, kwargs, result)
+            if func is to_copy and _is_weight(args[0]):
+                self._copies.update(storages_in(result))
         packet = overload_packet(func)
         if packet in _ATTENTION:
             self.flops += attention_flops(*args[:3])
         elif packet in flop_registry:
             self.flops += flop_registry[packet](*args, **kwargs, out_val=result)
         return result
+
+    def copied_bytes(self) -> int:
+        """Sum the bytes alive of copies of weights in another precision."""
+        return sum(self._made[key][1] for key in self._copies if key in self._made)
 
     def bytes_made(self, tree: object) -> int:
         """Sum the bytes of the tracked storages that `tree`'s tensors live in."""
@@ -142,12 +151,18 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
 
         def freed(_: object) -> None:
+            self._copies.discard(key)
             if self._made.pop(key, None) is not None:
                 self.live_bytes -= n_bytes
 
         self._made[key] = (weakref.ref(storage, freed), n_bytes)
         self.live_bytes += n_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+
+def _is_weight(tensor: torch.Tensor) -> bool:
+    """Whether autocast would keep a copy of it: a leaf that is trained, and no view."""
+    return tensor.is_leaf and tensor.requires_grad and tensor.dtype == torch.float32
 
 
 class Counted(NamedTuple):
@@ -173,6 +188,10 @@ class Reading(NamedTuple):
     """Of these, what a recomputation runs that stops once nothing more is saved."""
     peak_bytes: int
     """The highest total of what it made, as far as that can be counted."""
+    copied_bytes: float = 0.0
+    """Of it, copies of weights that autocast keeps."""
+    saved_output_bytes: float | None = None
+    """Of what it returns, what its own operators have saved; None: not known."""
 
 
 Gauge: TypeAlias = Callable[
@@ -194,33 +213,45 @@ def by_operators(teach: Teach) -> Gauge:
         del given
         tracker = StorageTracker()
         with tracker:
-            output, early_flops = _with_early_flops(forward, tracker)
+            output, early_flops, saved = _with_saves_seen(forward, tracker)
             live = float(tracker.live_bytes)
+            copied = float(tracker.copied_bytes()) if autocast_keeps_copies() else 0.0
         held = teach(Counted(live, float(tracker.bytes_made(output))))
-        return output, Reading(held, tracker.flops, early_flops, tracker.peak_bytes)
+        flops, peak = tracker.flops, tracker.peak_bytes
+        return output, Reading(held, flops, early_flops, peak, copied, saved)
 
     return run
 
 
-def _with_early_flops(
+def _with_saves_seen(
     forward: Callable[[], Any], tracker: StorageTracker
-) -> tuple[Any, int]:
-    """Run a forward; tell the FLOPs before its last saved tensor, if hooks see them."""
+) -> tuple[Any, int, float | None]:
+    """Run a forward under the hooks of a recomputation, and see what it saves.
+
+    Returns:
+        What the forward returns, the FLOPs before its last saved tensor, and the bytes
+        of its outputs that were saved; all FLOPs and None where no hooks are there.
+    """
     outer = top_saved_hooks(False)
     if outer is None:
-        return forward(), tracker.flops
+        return forward(), tracker.flops, None
     pack, early_flops = outer[0], 0
+    saved: set[int] = set()
 
     def note(tensor: torch.Tensor) -> Any:
         nonlocal early_flops
         early_flops = tracker.flops
+        saved.update(storages_in(tensor))
         return pack(tensor)
 
     push_saved_hooks(note, outer[1])
     try:
-        return forward(), early_flops
+        output = forward()
     finally:
         pop_saved_hooks()
+    returned = storages_in(output).items()
+    n_bytes = sum(storage.nbytes() for key, storage in returned if key in saved)
+    return output, early_flops, float(n_bytes)
 
 
 def by_saved(teach: Teach, root: nn.Module, flops: int) -> Gauge:
@@ -248,21 +279,6 @@ def by_saved(teach: Teach, root: nn.Module, flops: int) -> Gauge:
     return run
 
 
-def compiled_flops(module: nn.Module, tensors: Sequence[torch.Tensor]) -> int:
-    """Estimate a compiled layer's FLOPs, which nobody can count: by its weights.
-
-    Args:
-        module: The layer.
-        tensors: What it is called with.
-    """
-    largest = max(tensors, key=torch.Tensor.numel, default=None)
-    if largest is None or not largest.dim():
-        return 0
-    width = largest.shape[1 if largest.dim() > 3 else -1]
-    weights = sum(p.numel() for p in module.parameters() if p.dim() > 1)
-    return 2 * weights * (largest.numel() // max(1, width))
-
-
 def _total(
     storages: dict[int, torch.UntypedStorage], known: dict[int, torch.UntypedStorage]
 ) -> float:
@@ -284,6 +300,8 @@ class Mark(NamedTuple):
     """Held."""
     peak_bytes: int
     """The highest since the mark before."""
+    keeps_copies: bool = False
+    """Whether autocast keeps its copies of weights just now."""
 
 
 class Trace:
@@ -334,7 +352,7 @@ class Trace:
         peak = max(peak, self._least_peak_bytes) if self.marks else live
         self._least_peak_bytes = 0
         self.peak_bytes = max(self.peak_bytes, peak)
-        self.marks.append(Mark(kind, event, live, peak))
+        self.marks.append(Mark(kind, event, live, peak, autocast_keeps_copies()))
 
     def end(self, *, is_last: bool = True) -> None:
         """Mark the end of a backward; after the last one read no more."""
@@ -413,6 +431,7 @@ class Trace:
         output, reading = gauge(forward, inputs)
         event = self.events[index]
         event.count(reading.held_bytes, flops=0)
+        event.copied_bytes = reading.copied_bytes
         return output
 
     def recomputed(self, index: int, gauge: Gauge) -> OnRecompute:
@@ -428,6 +447,8 @@ class Trace:
             output, reading = gauge(forward, given)
             event = self.events[index]
             event.count(reading.held_bytes, reading.flops, reading.early_flops)
+            event.copied_bytes = reading.copied_bytes
+            event.kept_output_bytes = reading.saved_output_bytes
             if not self._meter.reads_peak:
                 self._least_peak_bytes = self.marks[-1].live_bytes + reading.peak_bytes
             self.mark("recomputed", index)
@@ -499,7 +520,7 @@ def analyse(
             over[menu.first] = max(working, over.get(menu.first, 0.0))
     backward = {
         marks[begin].event: _backward_segment(marks[begin : end + 1], events, menu)
-        for begin, end in zip(starts, [*starts[1:], len(marks) - 1], strict=True)
+        for begin, end in itertools.pairwise([*starts, len(marks) - 1])
     }
     samples = tuple(
         EventSample(
@@ -512,7 +533,7 @@ def analyse(
         for index, event in enumerate(events)
     )
     is_ordered = order == sorted(order, reverse=True)
-    return StepSample(samples, tuple(gaps), head, loss, is_ordered)
+    return StepSample(samples, tuple(gaps), head, loss, is_ordered, _copies_end(marks))
 
 
 def without_readings(sample: StepSample) -> StepSample:
@@ -531,6 +552,7 @@ def without_readings(sample: StepSample) -> StepSample:
         head=nothing,
         loss=None,
         is_ordered=sample.is_ordered,
+        copies_end=sample.copies_end,
     )
 
 
@@ -544,6 +566,14 @@ def _cost(event: Measured, menu: Menu) -> dict[str, float]:
         return {}
     rerun = menu.least if event.action == menu.first else event.action
     return {rerun: float(event.early_flops or event.flops)}
+
+
+def _copies_end(marks: Sequence[Mark]) -> str:
+    """Tell where the copies of weights go; nowhere, if they outlive the forward."""
+    kept = [mark.kind for mark in marks if mark.keeps_copies]
+    if "gradient" in kept or not kept:
+        return ""
+    return "loss" if "root_exit" in kept else "head"
 
 
 def _backward_segment(

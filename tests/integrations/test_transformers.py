@@ -165,34 +165,10 @@ def test_the_same_training_within_a_budget(tmp_path, meter):
     json.dumps(trainer.state.log_history)
 
 
-def test_tensorboard_gets_the_metrics(tmp_path, meter, monkeypatch):
-    """What reaches the files is read back."""
-    pytest.importorskip("tensorboard")
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.setenv("TENSORBOARD_LOGGING_DIR", str(tmp_path / "board"))
-    callback = MimoseCallback("1TiB", meter=meter)
-    _trainer(tmp_path, [callback], max_steps=8, report_to=["tensorboard"]).train()
-    (file,) = tmp_path.rglob("events.out.*")
-    read = EventAccumulator(str(file))
-    read.Reload()
-    assert "train/mimose/budget_use" in read.Tags()["scalars"]
-
-
 def test_gradient_accumulation(tmp_path, meter):
     """Micro-batches of one window have shapes of their own, and plans."""
     _, callback = _run(tmp_path, meter, gradient_accumulation_steps=3, max_steps=12)
     assert 36 == len(callback.session.records)
-
-
-def test_the_longest_batch_first(tmp_path, meter):
-    """Grouped by length, it is equal all the same."""
-    names = {field.name for field in dataclasses.fields(TrainingArguments)}
-    if "train_sampling_strategy" not in names:
-        pytest.skip("this transformers has no train_sampling_strategy")
-    options = {"train_sampling_strategy": "group_by_length", "max_steps": 16}
-    trainer, _ = _run(tmp_path, meter, share=0.8, **options)
-    assert 16 == trainer.state.global_step
 
 
 def test_a_crash_leaves_the_model_clean(tmp_path, meter):
@@ -254,38 +230,6 @@ def test_a_smaller_batch_after_running_out_of_memory(tmp_path, meter):
     assert N_STEPS == trainer.state.global_step
     assert 5 + N_STEPS == len(callback.session.records)
     assert _is_clean(trainer.model)
-
-
-@pytest.mark.parametrize(("n_workers", "n_accumulated"), [(0, 1), (2, 2)])
-def test_plans_are_there_before_their_batches(
-    tmp_path, meter, n_workers, n_accumulated
-):
-    """Of the shapes that come after the measured steps, whatever makes the batches."""
-    callback = MimoseCallback("1TiB", meter=meter)
-    trainer = _trainer(
-        tmp_path,
-        [callback],
-        max_steps=2 * N_STEPS // n_accumulated,
-        gradient_accumulation_steps=n_accumulated,
-        dataloader_num_workers=n_workers,
-    )
-    collates = []
-    inner = trainer.get_train_dataloader
-
-    def get_train_dataloader():
-        loader = inner()
-        collates.append((loader, loader.collate_fn))
-        return loader
-
-    trainer.get_train_dataloader = get_train_dataloader
-    trainer.train()
-    late = list(callback.session.records)[N_STEPS:]
-    high = max(r.shape["input_ids.1"] for r in list(callback.session.records)[:N_STEPS])
-    late = [r for r in late if r.shape["input_ids.1"] <= high]
-    assert len(late) > N_STEPS // 2
-    assert [r.step for r in late if not r.cache_hit] == []
-    loader, collate = collates[-1]
-    assert loader.collate_fn is collate
 
 
 def test_training_twice_goes_on_with_what_was_learned(tmp_path, meter):
@@ -372,12 +316,6 @@ def test_adapters(tmp_path, meter):
     assert all(map(torch.equal, _weights(bare), _weights(trainer)))
     assert 2 == len(callback.session.records[-1].actions)
     assert _is_clean(trainer.model)
-
-
-def test_autocast(tmp_path, meter):
-    """bf16: recomputed under the same autocast."""
-    trainer, _ = _run(tmp_path, meter, bf16=True)
-    assert N_STEPS == trainer.state.global_step
 
 
 @pytest.mark.parametrize("restores", [False, True])
@@ -545,10 +483,10 @@ def test_the_callbacks_take_what_attach_takes():
     parameters = inspect.signature(mimose.attach).parameters
     options = {n: p.default for n, p in parameters.items() if n != "model"}
     options["budget"] = "1TiB"
+    del options["others"]
     for callback in (MimoseCallback, lightning.MimoseCallback):
         callback(**options)
-        meant = r"MimoseCallback: .* 'plannr'; did you mean planner\?"
-        with pytest.raises(TypeError, match=meant):
+        with pytest.raises(TypeError, match=r"'plannr'; did you mean planner\?"):
             callback("1TiB", plannr="optimal")
 
 
