@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mimose.cost.problem import Memory
-from mimose.distributed import is_told_alone
+from mimose.distributed import Ranks, is_told_alone
 from mimose.exceptions import MimoseError
 from mimose.inputs.patch import Patch, hidden, is_traced
 from mimose.inputs.sharding import after_hooks, is_sharded
@@ -180,7 +180,7 @@ class Driver:
 
         Where an impossible budget is but warned of, the least plan may pass it.
         """
-        if self.plans and (step.can_be_safer or not self._engine.checks.warns):
+        if self.plans and not (self._engine.checks.warns and not step.can_be_safer):
             step.has_wall = True
             self._footprint.raise_wall()
         else:
@@ -204,8 +204,7 @@ class Driver:
         engine = self._engine
         if engine.later_waits is not None:
             engine.later_waits()
-        self._steps.settle()
-        window = self._steps.window() or self._new_window()
+        window = self._steps.begin() or self._new_window()
         if self._calls.renew():
             engine.describer.renew()
             engine.rollback.renew()
@@ -217,7 +216,9 @@ class Driver:
         if is_again or self._steps.is_shared or not facts.sizes:
             why = _AGAIN if is_again else _SHARED if facts.sizes else _NO_SHAPE
             window.give_up(why)
-        decision = self._agree(self._decide(facts, table, window), facts, window)
+        decision = self._decide(facts, table, window)
+        if engine.ranks is not None:
+            decision = self._agree(engine.ranks, decision, facts, window)
         step = Step(
             self._steps.n_begun,
             facts,
@@ -285,11 +286,10 @@ class Driver:
             window.give_up(found.reason)
         return found
 
-    def _agree(self, decision: Decision, facts: StepInput, window: Window) -> Decision:
-        """Return what all ranks do: the decision itself where there is only one."""
-        ranks = self._engine.ranks
-        if ranks is None:
-            return decision
+    def _agree(
+        self, ranks: Ranks, decision: Decision, facts: StepInput, window: Window
+    ) -> Decision:
+        """Return what all ranks do."""
         is_measured = decision.chosen is None or decision.is_measured
         if window.steps:
             is_measured = window.trace is not None
@@ -324,7 +324,8 @@ class Driver:
                 after_hooks(self._model, trace.leave_hooks)
         self._footprint.forward_ended()
         self._engine.ahead.ran(step.facts)
-        self._calls.note_calls()
+        if self._calls.is_counting:
+            self._calls.note_calls()
         calls = tuple(map(_CALLS, self._calls.units))
         facts = window.planned or step.facts
         ran = self._policy.as_ran(facts, step.decision, calls, step.part)
@@ -344,7 +345,6 @@ class Driver:
     def prepare_safest(self) -> None:
         """Run the next step with everything recomputed: the last one failed."""
         release_memory(self._engine.device)
-        self._steps.settle()
         self._steps.abandon()
         self._policy.distrust_plans()
         self._safest_once = True

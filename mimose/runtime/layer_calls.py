@@ -45,7 +45,6 @@ from mimose.types import (
     ANY_HEADROOM,
     MOST_CONTEXTS,
     NO_HEADROOM,
-    CostOf,
     Measured,
     OnRecompute,
     Sizes,
@@ -108,6 +107,7 @@ class LayerCalls:
         step: The running step; None between steps.
         inputs: Of the running step's recomputed calls, as they were read.
         lacks_gradients: Whether a call that was planned for ran without gradients.
+        is_counting: Whether it is still looked which layers steps call.
         never_called: Layers that no step has called; () before there were a few steps.
     """
 
@@ -148,6 +148,7 @@ class LayerCalls:
         """Layers that the running step was told of in their first call, and why."""
         self._mode = Mode("", ())
         self._known_modes: set[str] = set()
+        self.is_counting = True
         self._n_steps = 0
         self._uncalled = list(units)
 
@@ -213,11 +214,10 @@ class LayerCalls:
 
     def note_calls(self) -> None:
         """Say once which layers a few forwards that came to their end never called."""
-        if self._n_steps == _PATIENCE:
-            return
         self._n_steps += 1
         self._uncalled = [unit for unit in self._uncalled if not unit.calls]
-        if self._n_steps < _PATIENCE or not self._uncalled:
+        self.is_counting = bool(self._uncalled) and self._n_steps < _PATIENCE
+        if self.is_counting or not self._uncalled:
             return
         self.never_called = tuple(unit.name for unit in self._uncalled)
         _log.warning(
@@ -278,10 +278,8 @@ class LayerCalls:
             name = self._chosen(name, unit)
             if name == self._first:
                 return call.forward()
-        if name in self._recomputing:
-            known_as = step.decision.uncounted.get((unit.index, at))
-            if planned is None or known_as is not None:
-                call = call._replace(on_recompute=self._count(step, known_as, call))
+        if planned is None and name in self._recomputing:
+            call = call._replace(on_recompute=self._count(step, call))
         if name in self._on_host:
             # A baseline knows no budget.
             free = ANY_HEADROOM if planned is None else NO_HEADROOM
@@ -391,39 +389,26 @@ class LayerCalls:
 
     # ------------------------------------------------------------------ FLOPs
 
-    def _count(
-        self, step: Step, cost_of: CostOf | None, call: UnitCall
-    ) -> OnRecompute | None:
-        """Count the FLOPs of a recomputation, where nobody knows them.
+    def _count(self, step: Step, call: UnitCall) -> OnRecompute | None:
+        """Count the FLOPs of a recomputation under a baseline, of each size once.
 
         The early stop leaves out what comes after the last tensor that is needed, so
-        these are not the forward's FLOPs. Compiled layers do not stop early, nor does a
-        first call, so what that takes is not learned.
-
-        Args:
-            step: Takes them in.
-            cost_of: What they are learned as for plans; None under a baseline, of
-                which a call of each size is counted once.
-            call: The call.
+        these are not the forward's FLOPs. A first call does not stop early, so what
+        that takes is not remembered.
         """
         unit = call.unit
         key = unit.index, self._mode.key, call_shape(call.args, call.kwargs).sizes
-        known = self._flops.get(key) if cost_of is None else None
         estimated = estimated_flops(unit.module, call.args, call.kwargs)
-        if unit.is_compiled:
-            known = estimated
+        known = estimated if unit.is_compiled else self._flops.get(key)
         if known is not None:
             step.flops += known
             return None
+        is_compared = unit.is_compared
 
         def learn(flops: int) -> None:
             step.flops += flops
-            if is_compared and cost_of is not None:
-                self._learner.absorb_cost(cost_of, flops)
-            elif is_compared:
+            if is_compared:
                 self._flops[key] = flops
-
-        is_compared = unit.is_compared
 
         def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
             if unit.is_compiled:  # as the call itself has shown

@@ -8,40 +8,16 @@ from dataclasses import dataclass
 from mimose.budget import format_bytes
 from mimose.cost.learner import Learner
 from mimose.cost.measured_step import ran_least
-from mimose.memory.marks import Trace, analyse, without_readings
+from mimose.memory.marks import without_readings
 from mimose.memory.meters import Meter
 from mimose.memory.optimizer import OptimizerWatch
 from mimose.memory.wall import Footprint
-from mimose.planners import Menu
 from mimose.policy.plans import Decision
 from mimose.policy.policy import Policy
 from mimose.records import Records, StepRecord
 from mimose.types import Measured, StepInput, StepSample
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Measurement:
-    """What was read in a step, all boundaries from its start to its backward's end."""
-
-    events: tuple[Measured, ...]
-    """In the order in which they ran."""
-    sample: StepSample
-    peak_bytes: int
-    """The highest level."""
-
-    @classmethod
-    def of(cls, trace: Trace, menu: Menu) -> Measurement:
-        """Analyse a trace.
-
-        Args:
-            trace: Of a step whose backward has ended.
-            menu: The actions in use.
-        """
-        sample = analyse(trace.marks, trace.events, menu)
-        events = tuple(trace.events)
-        return cls(events, sample, trace.peak_bytes)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +30,12 @@ class StepOutcome:
     """What it was to do."""
     records: tuple[StepRecord, ...]
     """One a forward."""
-    measurement: Measurement | None
-    """None where nothing was read, or what was read says nothing of one step."""
+    events: tuple[Measured, ...]
+    """What was read of each layer call, in the order in which they ran."""
+    sample: StepSample | None
+    """What was read of all segments; None where nothing was, or not of one step."""
+    peak_bytes: int
+    """The highest level."""
     calls: tuple[int, ...]
     """How often each layer was called."""
     between: tuple[tuple[int, ...], ...]
@@ -64,8 +44,6 @@ class StepOutcome:
     """Outputs of an earlier step that went before the first gradient."""
     is_shared: bool
     """Whether forwards ran before its backward that were no part of it."""
-    has_compiled: bool
-    """Whether a compiler's memory was part of what it held."""
 
 
 class Writers:
@@ -105,8 +83,8 @@ class Writers:
     def absorb(self, outcome: StepOutcome) -> None:
         """Take in a step whose backward has run to its end."""
         if not outcome.is_shared:
-            if outcome.measurement is not None:
-                self._learn(outcome, outcome.measurement)
+            if outcome.sample is not None:
+                self._learn(outcome, outcome.sample)
             self._observe(outcome)
         for record in outcome.records:
             self.records.close(record)
@@ -115,33 +93,32 @@ class Writers:
         """Forget what the last step has taught: it was only a part of one."""
         self._learner.take_back()
 
-    def _learn(self, outcome: StepOutcome, read: Measurement) -> None:
-        sample, model = read.sample, self._learner.model
-        if self._learner.n_steps == 0 or outcome.has_compiled:
+    def _learn(self, outcome: StepOutcome, sample: StepSample) -> None:
+        events, model = outcome.events, self._learner.model
+        if self._learner.n_steps == 0:
             sample = without_readings(sample)
         start = outcome.records[-1].start_bytes
-        growth = read.peak_bytes - start
+        growth = outcome.peak_bytes - start
         # What a plan could grow by: all kept, or all the headroom.
         kept = sum(
             event.held_bytes[model.menu.first] - event.held_bytes[event.action]
-            for event in read.events
+            for event in events
             if event.action != model.menu.first and event.held_bytes
         )
         headroom = self._footprint.level_budget(start) - start
         self._learner.absorb(
             outcome.facts,
-            read.events,
+            events,
             sample,
             outcome.released_bytes,
             outcome.calls,
             outcome.between,
             growth_bytes=max(growth, min(growth + kept, headroom)),
         )
-        is_least = self._reads_peak and not outcome.has_compiled
-        if is_least and ran_least(self._learner.model, read.events):
+        if self._reads_peak and ran_least(self._learner.model, events):
             self._policy.least_peaks.add(
                 outcome.facts,
-                read.peak_bytes,
+                outcome.peak_bytes,
                 max(0, growth),
                 float(self._optimizers.state_bytes),
             )
@@ -154,8 +131,6 @@ class Writers:
             self._footprint.observe()
             if is_over and self.plans:
                 self._note_over(record)
-            if outcome.has_compiled:
-                return
         start = record.start_bytes
         self._policy.absorb(
             outcome.facts,

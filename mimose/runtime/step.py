@@ -28,6 +28,7 @@ import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -35,18 +36,17 @@ import torch
 from mimose.cost.problem import Memory
 from mimose.exactness.late_answers import LateAnswers
 from mimose.exceptions import MimoseError
-from mimose.memory.marks import RetainedOutputs, Trace
+from mimose.memory.marks import RetainedOutputs, Trace, analyse
 from mimose.memory.meters import Meter
 from mimose.memory.wall import Footprint
 from mimose.planners import Menu
 from mimose.policy.plans import Decision
 from mimose.policy.windows import OTHERS, Windows, joined
 from mimose.records import Peaks, StepRecord
-from mimose.runtime.outcome import Measurement, StepOutcome, Writers
+from mimose.runtime.outcome import StepOutcome, Writers
 from mimose.tensors import tensors_in
 from mimose.torch_private import (
     NO_GRAPH_TASK,
-    count_graphs,
     current_graph_task,
     queue_callback,
 )
@@ -87,6 +87,7 @@ class Window:
         carried_bytes: Of these, still held as it began.
         released_bytes: Of these, gone as its backward began.
         steps: Its forwards, those that have ended.
+        parts: What was known of each.
         trace: What its boundaries are read into; None if they are not read.
         planned: What the last plan was made for; None before.
         decision: What was decided last; None before.
@@ -107,6 +108,7 @@ class Window:
         self.carried_bytes = self._carried.live_bytes()
         self.released_bytes = 0
         self.steps: list[Step] = []
+        self.parts: list[StepInput] = []
         self.trace: Trace | None = None
         self.planned: StepInput | None = None
         self.decision: Decision | None = None
@@ -119,16 +121,24 @@ class Window:
         self.peaks: Peaks | None = None
 
     @property
-    def parts(self) -> list[StepInput]:
-        """What was known of each forward."""
-        return [step.facts for step in self.steps]
-
-    @property
     def before(self) -> tuple[StepInput, Decision] | None:
         """What was decided with the forward before this one; None of the first."""
         if not self.steps or self.planned is None or self.decision is None:
             return None
         return self.planned, self.decision
+
+    def add(self, step: Step, calls: tuple[int, ...]) -> None:
+        """Take in a forward that has ended."""
+        if self.steps:
+            self.between = (*self.between, self.calls)
+        self.steps.append(step)
+        self.parts.append(step.facts)
+        self.calls = calls
+
+    def remove(self, step: Step) -> None:
+        """Let a forward go that is not part of the backward."""
+        del self.parts[self.steps.index(step)]
+        self.steps.remove(step)
 
     def give_up(self, reason: str) -> None:
         """Run the rest under the safest plan, for a reason; nothing is predicted."""
@@ -145,9 +155,10 @@ class Window:
             self.trace.close()
             self.trace = None
 
-    def note_released(self) -> None:
-        """Take note of what has gone of the outputs that it began with."""
-        if self.carried_bytes:
+    def begin_backward(self) -> None:
+        """Take note of its first gradient, and what has gone of the outputs before."""
+        self.is_running = True
+        if self.carried_bytes and not self.is_closed:
             self.released_bytes = self.carried_bytes - self._carried.live_bytes()
 
 
@@ -434,6 +445,7 @@ class Steps:
         n_begun: Forwards begun so far.
         open: Those whose forward has ended, up to the end of their backward.
         retained: The outputs of the last step, or what the user holds of them.
+        is_shared: Whether nobody can plan the step that the forward that begins is of.
         releases: Whether the user lets a step's outputs go before the next backward.
     """
 
@@ -453,38 +465,44 @@ class Steps:
         self._reads_peak = reads_peak
         self._window: Window | None = None
         self._shared_until = -1
-        self._n_graphs = -1
-        """Compiled until the last step ended."""
         self._wall_of: weakref.ref[Any] | None = None
         """The last forward's graph: as it goes without a backward, the wall falls."""
         self._has_missed = False
         self.n_begun = 0
         self.open: list[Step] = []
         self.retained = RetainedOutputs([])
-        self.releases = False
+        self.is_shared = self.releases = False
         self._is_finished = False
 
     # ------------------------------------------------------------------ forwards
 
-    def settle(self) -> None:
-        """Close the steps that get no backward any more; another forward begins.
+    def begin(self) -> Window | None:
+        """Close the steps that get no backward any more: another forward begins.
 
         Inside a backward none whose backward has begun is closed: somebody runs a
         forward in it.
+
+        Returns:
+            The window that the forward is part of; None where it begins one.
         """
         self._wall_of = None
-        self._footprint.drop_wall()
-        if self._n_graphs < 0:
-            self._n_graphs = count_graphs()
+        is_inside = is_in_backward()
+        self.is_shared = is_inside or self.n_begun < self._shared_until
         if self._answers.asked:  # by a step without a backward
             self._answers.read()
-        if not self.open:
-            return
-        if not is_in_backward():
-            for window in {id(s.window): s.window for s in self.open}.values():
-                if window.is_running:
-                    window.is_running, window.is_closed = False, True
-                    self._close_unlearned(window.steps, _NO_END)
+        if self.open:
+            self._settle(is_inside=is_inside)
+        if is_inside or self._window is None:
+            return None
+        self.note_peak(self._footprint.fold().level_bytes)
+        return self._window
+
+    def _settle(self, *, is_inside: bool) -> None:
+        windows = {id(step.window): step.window for step in self.open}.values()
+        for window in windows if not is_inside else ():
+            if window.is_running:
+                window.is_running, window.is_closed = False, True
+                self._close_unlearned(window.steps, _NO_END)
         self._close_dead()
 
     def _close_dead(self) -> None:
@@ -496,27 +514,14 @@ class Steps:
             if len(window.steps) > 1:
                 window.spoil(_NOT_ALL)
             self._close_unlearned([step], step.why_dead)
-            window.steps.remove(step)
+            window.remove(step)
+            if window is self._window and not window.steps:
+                self._window = None
 
     def _close_unlearned(self, steps: Sequence[Step], reason: str) -> None:
         for step in list(steps):
             self.open.remove(step)
             self._writers.records.close(step.close(reason, has_ended=False))
-
-    def window(self) -> Window | None:
-        """Return the window that a forward is part of that begins now, if any."""
-        window = self._window
-        if window is None or not window.steps or is_in_backward():
-            return None
-        if any([step.stage is not Stage.WAITING for step in window.steps]):
-            return None
-        self.note_peak(self._footprint.fold().level_bytes)
-        return window
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether a forward that begins now may be part of a step nobody can plan."""
-        return self.n_begun < self._shared_until or is_in_backward()
 
     def forward_ended(self, step: Step, output: Any, calls: tuple[int, ...]) -> None:
         """Wait for the backward of a step.
@@ -529,19 +534,15 @@ class Steps:
         window = step.window
         step.keep_events()
         tensors = list(tensors_in(output))
-        waiting = [t for t in tensors if t.requires_grad and t.grad_fn is not None]
-        graph = _Gradient(self, step)
-        for tensor in waiting:
-            tensor.register_hook(graph)  # type: ignore[no-untyped-call]
+        graph, is_waiting = _Gradient(self, step), False
+        for tensor in tensors:
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                tensor.register_hook(graph)  # type: ignore[no-untyped-call]
+                is_waiting = True
+        step.wait(graph, "" if is_waiting else self._unseen(tensors, output))
         self._wall_of = weakref.ref(graph, self._graph_gone)
-        if window.steps:
-            window.between = (*window.between, window.calls)
-        window.steps.append(step)
-        window.calls = calls
-        unseen = "" if waiting else self._unseen(tensors, output)
-        step.wait(graph, unseen)
-        before = self.retained if step.part else None
-        self.retained = RetainedOutputs(tensors, before)
+        self.retained = RetainedOutputs(tensors, self.retained if step.part else None)
+        window.add(step, calls)
         self._window = window
         self.open.append(step)
 
@@ -575,13 +576,14 @@ class Steps:
         self._writers.records.close(step.close(reason, has_ended=False))
 
     def abandon(self) -> None:
-        """Begin a new window with the next forward."""
+        """Begin a new window with the next forward: the last step has failed."""
+        self._settle(is_inside=False)
         self._window = None
 
     def finish(self) -> None:
         """Close everything, as the session ends."""
         self.note_peak(self._footprint.fold().level_bytes)
-        self.settle()
+        self._settle(is_inside=False)
         self._close_unlearned(self.open, _DETACHED)
         self._is_finished = True
 
@@ -599,18 +601,14 @@ class Steps:
             step.stage = Stage.BACKWARD
         if window.is_running or self._is_finished:
             return
-        window.is_running = True
+        window.begin_backward()
+        if self._window is window:
+            self._window = None
         if step.has_wall:
             # Somebody may have run an evaluation, or another optimizer, meanwhile.
             self._footprint.raise_wall()
-        if not window.is_closed:
-            window.note_released()
-
-        def end() -> None:
-            self._end_backward(window)
-
         # Come after who has been called since: FSDP2 reduces what is left there.
-        queue_callback(lambda: queue_callback(end))
+        queue_callback(partial(queue_callback, partial(self._end_backward, window)))
 
     def _end_backward(self, window: Window) -> None:
         """Make the outcome of a window: what its last forward tells is true of all."""
@@ -629,9 +627,8 @@ class Steps:
         window.is_closed = True
         if window.carried_bytes:
             self.releases = window.released_bytes > window.carried_bytes // 2
-        others = [s for s in window.steps if s.stage is Stage.WAITING]
-        if others:
-            self._part_with(window, others)
+        if len(window.steps) > 1:
+            self._part_with_others(window)
         self._close_window(window)
 
     def _note_peaks(self, window: Window, peaks: Peaks) -> None:
@@ -644,52 +641,54 @@ class Steps:
         window.peak_bytes = level
         if self._reads_peak:
             window.peaks = peaks
-        self.note_peak(level)
+        if len(self.open) > len(window.steps):
+            self.note_peak(level)
 
-    def _part_with(self, window: Window, others: Sequence[Step]) -> None:
+    def _part_with_others(self, window: Window) -> None:
         """Let forwards go that the backward did not go through.
 
         Where their graphs live, theirs may still come: each is a window by itself then.
         """
-        window.spoil(_NOT_ALL)
+        others = [step for step in window.steps if step.stage is Stage.WAITING]
+        if others:
+            window.spoil(_NOT_ALL)
         for step in others:
-            window.steps.remove(step)
+            window.remove(step)
             step.window = Window(window.memory)
             step.window.spoil(_NOT_ALL)
-            step.window.steps, step.window.is_left = [step], True
+            step.window.add(step, window.calls)
+            step.window.is_left = True
         self._close_dead()
 
     def _close_window(self, window: Window) -> None:
-        last = window.steps[-1]
-        facts = joined(window.parts)
+        last, facts = window.steps[-1], joined(window.parts)
         if window.is_left:
             self._shared_until = self.n_begun + _SHARED_STEPS
         elif self._writers.plans:
             self._windows.absorb(window.parts, 1)
-        is_as_planned = not window.reason and window.planned == facts
-        if window.planned is not None and not is_as_planned:
+        if window.planned is not None and (window.reason or window.planned != facts):
             for step in window.steps:
                 step.withdraw(window.reason or OTHERS)
-        n_graphs, self._n_graphs = self._n_graphs, count_graphs()
-        has_compiled = n_graphs != self._n_graphs
-        why = "code was compiled in this step" if has_compiled else ""
         records = []
         for step in window.steps:
             self.open.remove(step)
             step.growth_bytes = last.growth_bytes  # it knew all of them
-            records.append(step.close(step.reason or why, has_ended=True))
-        trace = None if window.is_shared else window.trace
+            records.append(step.close(has_ended=True))
+        trace, sample = window.trace, None
+        if trace is not None:
+            sample = analyse(trace.marks, trace.events, last.menu)
         self._writers.absorb(
             StepOutcome(
                 facts=facts,
                 decision=last.decision,
                 records=tuple(records),
-                measurement=None if trace is None else Measurement.of(trace, last.menu),
+                events=() if trace is None else tuple(trace.events),
+                sample=sample,
+                peak_bytes=window.peak_bytes,
                 calls=window.calls,
                 between=window.between,
                 released_bytes=window.released_bytes,
                 is_shared=window.is_shared,
-                has_compiled=has_compiled,
             )
         )
 
