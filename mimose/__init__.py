@@ -5,9 +5,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mimose.bench.advise.command import advise as advise
     from mimose.exceptions import AdviceError as AdviceError
-    from mimose.exceptions import (
-        AlreadyAttachedError as AlreadyAttachedError,
-    )
+    from mimose.exceptions import AlreadyAttachedError as AlreadyAttachedError
     from mimose.exceptions import BudgetError as BudgetError
     from mimose.exceptions import ChangedWeightsError as ChangedWeightsError
     from mimose.exceptions import (
@@ -28,61 +26,43 @@ if TYPE_CHECKING:
     from mimose.session import attach as attach
 else:
     _HOME = {
-        "AdviceError": "exceptions",
-        "AlreadyAttachedError": "exceptions",
-        "BudgetError": "exceptions",
-        "ChangedWeightsError": "exceptions",
-        "CheckpointingConflictError": "exceptions",
-        "InfeasibleBudgetError": "exceptions",
-        "LateChangeError": "exceptions",
-        "MimoseError": "exceptions",
-        "NoUnitsError": "exceptions",
-        "NotRecomputableError": "exceptions",
-        "OtherRankError": "exceptions",
-        "RecomputationError": "exceptions",
         "Session": "session",
-        "StateMismatchError": "exceptions",
         "StepRecord": "records",
         "Summary": "records",
         "advise": "bench.advise.command",
         "attach": "session",
         "cross_entropy": "loss_by_rows",
     }
+    __all__ = sorted(
+        [
+            *_HOME,
+            "AdviceError",
+            "AlreadyAttachedError",
+            "BudgetError",
+            "ChangedWeightsError",
+            "CheckpointingConflictError",
+            "InfeasibleBudgetError",
+            "LateChangeError",
+            "MimoseError",
+            "NotRecomputableError",
+            "NoUnitsError",
+            "OtherRankError",
+            "RecomputationError",
+            "StateMismatchError",
+        ]
+    )
 
     def __getattr__(name: str) -> Any:
         """Import a public name when it is first used, and torch no sooner."""
         import importlib
 
-        if name not in _HOME:
+        if name not in __all__:
             msg = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(msg)
-        value = getattr(importlib.import_module(f"mimose.{_HOME[name]}"), name)
-        globals()[name] = value
+        home = importlib.import_module(f"mimose.{_HOME.get(name, 'exceptions')}")
+        value = globals()[name] = getattr(home, name)
         return value
 
     def __dir__() -> list[str]:
         """List the public names."""
-        return sorted([*globals(), *_HOME])
-
-
-__all__ = [
-    "AdviceError",
-    "AlreadyAttachedError",
-    "BudgetError",
-    "ChangedWeightsError",
-    "CheckpointingConflictError",
-    "InfeasibleBudgetError",
-    "LateChangeError",
-    "MimoseError",
-    "NoUnitsError",
-    "NotRecomputableError",
-    "OtherRankError",
-    "RecomputationError",
-    "Session",
-    "StateMismatchError",
-    "StepRecord",
-    "Summary",
-    "advise",
-    "attach",
-    "cross_entropy",
-]
+        return sorted({*globals(), *__all__})

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import math
 import os
 import re
@@ -12,30 +11,19 @@ import numpy as np
 
 from mimose.exceptions import BudgetError
 
-_log = logging.getLogger(__name__)
-
-_UNITS = {
-    "": 1,
-    "B": 1,
-    **{
-        prefix + "B": 1000**power
-        for power, prefix in enumerate(("K", "M", "G", "T"), start=1)
-    },
-    **{
-        prefix + "IB": 1024**power
-        for power, prefix in enumerate(("K", "M", "G", "T"), start=1)
-    },
+_UNITS = {"": 1, "B": 1} | {
+    f"{prefix}{suffix}": base**power
+    for power, prefix in enumerate("KMGT", start=1)
+    for suffix, base in (("B", 1000), ("IB", 1024))
 }
 _LEFT_BYTES, _LEFT_SHARE = 512 * 2**20, 0.03
 """Of a device left to libraries, whichever is more, ..."""
 _LEFT_TO_RANKS_BYTES = 2**30
 """... and so much more where ranks communicate."""
 _LEAST_BARE = 2**20
-"""A smaller number without a unit is more likely one of MiB or GiB."""
+"""A smaller text without a unit is more likely one of MiB or GiB."""
 _MOST = 2**63
-_NUMBER = r"([0-9]+(?:\.[0-9]+)?|\.[0-9]+)"
-_PATTERN = re.compile(rf"\s*(\+?)\s*{_NUMBER}\s*([a-zA-Z]*)\s*")
-_PERCENT = re.compile(rf"\s*{_NUMBER}\s*%\s*")
+_PATTERN = re.compile(r"\s*(\+?)\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%|[a-zA-Z]*)\s*")
 
 
 def parse_budget(
@@ -48,9 +36,8 @@ def parse_budget(
     Args:
         budget: ``"6GiB"`` (2**30 bytes each), ``"6GB"`` (10**9), an integer number
             of bytes, or ``"80%"`` or a float in (0, 1], a fraction of `device_bytes`.
-            Text without a unit is bytes, and no less than 2**20 of them; of an integer
-            below that a warning asks what is meant.
-            ``"+400MiB"`` is so much more than is held now.
+            Text without a unit is bytes, and no less than 2**20 of them. ``"+400MiB"``
+            is so much more than is held now.
         device_bytes: What the device has, for fractions; None if unknown.
         held_bytes: Tells what is held now; None where nobody can.
 
@@ -63,22 +50,16 @@ def parse_budget(
             nobody can tell.
     """
     if isinstance(budget, str):
-        percent = _PERCENT.fullmatch(budget)
-        if percent is not None:
-            return _parse_fraction(budget, float(percent[1]) / 100, device_bytes)
-        n_bytes, is_relative = _parse_text(budget)
-        if not is_relative:
-            return _positive(budget, n_bytes)
-        return _positive(budget, n_bytes) + _held(budget, held_bytes)
+        return _parse_text(budget, device_bytes, held_bytes)
     if isinstance(budget, (int, np.integer)) and not isinstance(budget, bool):
-        return _bare(budget)
-    if not isinstance(budget, (float, np.floating)):
-        msg = (
-            f"budget must be text such as '6GiB', a number of bytes or a fraction of "
-            f"the device's memory such as 0.8, got {budget!r} ({type(budget).__name__})"
-        )
-        raise BudgetError(msg)
-    return _parse_fraction(budget, float(budget), device_bytes)
+        return _positive(budget, budget)
+    if isinstance(budget, (float, np.floating)):
+        return _parse_fraction(budget, float(budget), device_bytes)
+    msg = (
+        f"budget must be text such as '6GiB', a number of bytes or a fraction of the "
+        f"device's memory such as 0.8, got {budget!r} ({type(budget).__name__})"
+    )
+    raise BudgetError(msg)
 
 
 def all_there_is(
@@ -143,10 +124,15 @@ def rank_share(n_bytes: int | None) -> int | None:
     return n_bytes // max(1, int(n_ranks))
 
 
-def _parse_text(text: str) -> tuple[float, bool]:
-    """Return the bytes, and whether they are meant beyond what is held."""
+def _parse_text(
+    text: str, device_bytes: int | None, held_bytes: Callable[[], int] | None
+) -> int:
     match = _PATTERN.fullmatch(text)
-    if match is None or match[3].upper() not in _UNITS:
+    sign, number, unit = match.groups() if match is not None else ("", "0", "?")
+    if unit == "%" and not sign:
+        return _parse_fraction(text, float(number) / 100, device_bytes)
+    factor = _UNITS.get(unit.upper())
+    if factor is None:
         msg = (
             f"budget {text!r} is not a size: write a number with one of B, KB, MB, GB, "
             f"TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), as in "
@@ -154,39 +140,23 @@ def _parse_text(text: str) -> tuple[float, bool]:
             f"device's memory"
         )
         raise BudgetError(msg)
-    factor: int = _UNITS[match[3].upper()]
-    n_bytes = float(match[2]) * factor
-    if not match[3] and n_bytes < _LEAST_BARE:
+    n_bytes = float(number) * factor
+    if not unit and n_bytes < _LEAST_BARE:
+        own = text.strip()
         msg = (
             f"budget {text!r} has no unit, and so few bytes hold no step: write "
-            f"'{text.strip()}GiB' or '{text.strip()}MiB', or '{text.strip()}B' if "
-            f"bytes are meant"
+            f"'{own}GiB' or '{own}MiB', or '{own}B' if bytes are meant"
         )
         raise BudgetError(msg)
-    return n_bytes, bool(match[1])
-
-
-def _bare(budget: int) -> int:
-    n_bytes = _positive(budget, budget)
-    if n_bytes < _LEAST_BARE:
-        share = ", 1.0 or '100%' for all that the device has" if n_bytes == 1 else ""
-        _log.warning(
-            "mimose: the integer %d as a budget is that many bytes, and so few hold no "
-            "step: write '%dGiB' or '%dMiB' if these are meant%s",
-            *(n_bytes,) * 3,
-            share,
-        )
-    return n_bytes
-
-
-def _held(budget: str, held_bytes: Callable[[], int] | None) -> int:
+    if not sign:
+        return _positive(text, n_bytes)
     if held_bytes is None:
         msg = (
-            f"budget {budget!r} is relative to what is held now, which cannot be told "
+            f"budget {text!r} is relative to what is held now, which cannot be told "
             f"here; give all of it, as in '6GiB'"
         )
         raise BudgetError(msg)
-    return held_bytes()
+    return _positive(text, n_bytes) + held_bytes()
 
 
 def _parse_fraction(budget: object, fraction: float, device_bytes: int | None) -> int:

@@ -72,10 +72,9 @@ _IGNORED = -100
 """The label of ignored rows where only the label's class is left: never a class."""
 _DTYPES = frozenset((torch.bfloat16, torch.float16, torch.float32, torch.float64))
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
-_TOGETHER = (
-    "a loss that goes by rows went backward with create_graph=True and then a second "
-    "time, as it does where a gradient penalty is added to it: zero this step's "
-    "gradients; from now on {instead}"
+_NO_GRAPH = (
+    "a loss that goes by rows cannot go backward with create_graph=True, as a gradient "
+    "penalty asks for: {instead}"
 )
 _EDITED = (
     "logits (or their labels) were edited between a loss that goes by rows and its "
@@ -112,8 +111,7 @@ def cross_entropy(
     MiB.
 
     The logits may not be edited between the loss and its backward, which plain
-    cross-entropy allows, nor the loss go backward again after one with
-    ``create_graph=True``.
+    cross-entropy allows, nor the loss go backward with ``create_graph=True``.
 
     ``torch.nn.functional.linear_cross_entropy`` with its ``options`` (torch 2.13) never
     makes all logits. It needs less than this, and changes the last bits.
@@ -134,7 +132,7 @@ def cross_entropy(
         The loss.
 
     Raises:
-        MimoseError: In a backward of the loss after one with ``create_graph=True``.
+        MimoseError: In a backward with ``create_graph=True``.
         RecomputationError: In a backward, where the logits were edited meanwhile.
     """
     is_usual = weight is None and size_average is None and reduce is None
@@ -217,22 +215,19 @@ class _ByRows(torch.autograd.Function):
         of_labels, reduction = -seen.losses[:, None], options.reduction
         loss, weight = nll_loss(of_labels, classes, None, reduction, _IGNORED)
         ctx.save_for_backward(logits, labels, weight, *seen)
-        ctx.options, ctx.is_differentiated = options, False
+        ctx.options = options
         return loss
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        if ctx.is_differentiated:
-            raise MimoseError(_TOGETHER.format(instead=_INSTEAD))
+        if torch.is_grad_enabled():
+            raise MimoseError(_NO_GRAPH.format(instead=_INSTEAD))
         try:
             logits, labels, weight, *saved = ctx.saved_tensors
         except RuntimeError as error:
             if "modified by an inplace operation" in str(error):
                 raise RecomputationError(_EDITED.format(instead=_INSTEAD)) from error
             raise
-        if torch.is_grad_enabled():
-            ctx.is_differentiated = True
-            return _with_graph(ctx, grads[0], logits, labels, *saved), None, None
         is_free = logits.is_contiguous() and not keeps_graph()
         if is_free and _holders(logits) in _sole_holders():
             out = logits.detach()
@@ -251,31 +246,6 @@ class _ByRows(torch.autograd.Function):
                 out[at] = own
         _raise_if_edited(_Fingerprint(*saved), seen)
         return out, None, None
-
-
-def _with_graph(
-    ctx: Any,
-    grad: torch.Tensor,
-    logits: torch.Tensor,
-    labels: torch.Tensor,
-    *saved: Any,
-) -> torch.Tensor:
-    """Return the gradient as the plain function gives it, with a graph of its own."""
-    options = ctx.options
-    with torch.no_grad():
-        seen = _nothing_seen(logits, options)
-        for _ in _log_softmax(logits.detach(), labels, options, seen, n_spare=0):
-            pass
-    _raise_if_edited(_Fingerprint(*saved), seen)
-    names = {number: name for name, number in _REDUCTIONS.items()}
-    loss = F.cross_entropy(
-        logits.to(options.dtype),
-        labels,
-        ignore_index=options.ignore_index,
-        reduction=names[options.reduction],
-    )
-    (found,) = torch.autograd.grad(loss, logits, grad, create_graph=True)
-    return found
 
 
 def _nothing_seen(logits: torch.Tensor, options: _Options) -> _Fingerprint:

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import json
 import logging
+import math
 import os
 import re
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias, get_args
+from typing import IO, Any, Literal, NamedTuple, TypeAlias, get_args
 
+from mimose.exceptions import MimoseError
 from mimose.planners.actions import EXACT_MENU
 
 _log = logging.getLogger(__name__)
@@ -256,6 +258,10 @@ def kind_of(reason: str) -> str:
     return _NUMBER.sub("#", reason)
 
 
+AMENDS = "amends"
+"""Marks a line that takes the place of the one before of the same step."""
+
+
 class Records(deque[StepRecord]):
     """The last steps' records, oldest first; optionally written to a file as well.
 
@@ -270,14 +276,15 @@ class Records(deque[StepRecord]):
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
         super().__init__(maxlen=_MOST_KEPT)
         self._dropped = Totals()
-        if path is not None:
-            Path(path).parent.mkdir(parents=True, exist_ok=True)
-        self._is_new = path is not None and not Path(path).exists()
-        # Open for as long as the session lives; `close_file` closes it.
-        self._file = None if path is None else Path(path).open("a", encoding="utf-8")  # noqa: SIM115
+        self._path = None if path is None else Path(path)
         self._events: tuple[str, ...] = ()
-        if self._file is not None and not _ends_a_line(Path(self._file.name)):
-            self._file.write("\n")  # a run that was killed left half a line
+        self._file: IO[str] | None = None
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            self._is_new = not self._path.exists()
+            self._file = self._path.open("a+", encoding="utf-8")
+            if _ends_within_a_line(self._path):
+                self._file.write("\n")  # a run that was killed left half a line
 
     def close(self, record: StepRecord) -> None:
         """Put a step's record in its place, and write it.
@@ -291,27 +298,22 @@ class Records(deque[StepRecord]):
         amends = bool(place) and self[place - 1].step == record.step
         if amends:
             self[place - 1] = record
-        elif place or len(self) < _MOST_KEPT:
-            if len(self) == _MOST_KEPT:
-                self._dropped.add(self.popleft())
-                place -= 1
+        elif len(self) < _MOST_KEPT:
             self.insert(place, record)
-        else:  # older than all that are kept
-            self._dropped.add(record)
+        else:
+            self._dropped.add(self.popleft() if place else record)
+            if place:
+                self.insert(place - 1, record)
         if self._file is not None:
-            self._write(record, amends=amends)
-
-    def _write(self, record: StepRecord, *, amends: bool) -> None:
-        assert self._file is not None
-        fields = asdict(record)
-        if amends:
-            fields[AMENDS] = True
-        elif record.events == self._events:
-            fields["events"] = ()
-        if not amends:
-            self._events = record.events
-        self._file.write(json.dumps(fields) + "\n")
-        self._file.flush()
+            fields = asdict(record)
+            if amends:
+                fields[AMENDS] = True
+            elif record.events == self._events:
+                fields["events"] = ()
+            if not amends:
+                self._events = record.events
+            self._file.write(json.dumps(fields) + "\n")
+            self._file.flush()
 
     def totals(self) -> Totals:
         """Add up all steps there were."""
@@ -322,21 +324,121 @@ class Records(deque[StepRecord]):
 
     def close_file(self) -> None:
         """Close the file; one that is new and empty does not stay behind."""
-        if self._file is None:
+        if self._file is None or self._path is None:
             return
-        path = Path(self._file.name)
         self._file.close()
         self._file = None
-        if self._is_new and path.exists() and not path.stat().st_size:
-            path.unlink()
+        if self._is_new and self._path.exists() and not self._path.stat().st_size:
+            self._path.unlink()
 
 
-AMENDS = "amends"
-"""Marks a line that takes the place of the one before of the same step."""
-
-
-def _ends_a_line(path: Path) -> bool:
+def _ends_within_a_line(path: Path) -> bool:
     with path.open("rb") as file:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - 1))
-        return size == 0 or file.read(1) == b"\n"
+        return file.read(1) not in (b"", b"\n")
+
+
+# ------------------------------------------------------------------ reading them back
+
+_KNOWN = frozenset(each.name for each in fields(StepRecord))
+_WHOLE = ("step", "budget_bytes", "start_bytes")
+_NEEDED = (*_WHOLE, "shape", "phase", "actions")
+_NUMBERS = (
+    *(*_WHOLE, "plan_seconds", "recomputed_flops", "retries", "cache_hit"),
+    *("is_optimal", "predicted_peak_bytes", "observed_peak_bytes", "seconds"),
+    *("reserved_peak_bytes", "allocated_peak_bytes", "alloc_retries"),
+)
+_NEVER_NONE = _NUMBERS[:8]
+_MOST = 2**63
+"""A greater number is none that was measured."""
+
+
+def read_records(path: str | PathLike[str]) -> list[StepRecord]:
+    """Read what ``record_to`` wrote, events filled in; fields not known are left out.
+
+    Lines that were not written to their end, as in a run that was killed, are left out
+    as well, with a warning.
+
+    Args:
+        path: The file.
+
+    Raises:
+        OSError: The file cannot be read.
+        MimoseError: No line, or a whole one, is a step's record.
+    """
+    records: list[StepRecord] = []
+    n_broken = 0
+    with Path(path).open(encoding="utf-8") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.strip():
+                continue
+            try:
+                said = json.loads(line)
+            except (ValueError, RecursionError):
+                n_broken += line.endswith("\n")  # the last may be in the making
+                continue
+            record = _record(said)
+            if record is None:
+                raise _no_record(path, number)
+            if said.get(AMENDS):
+                _amend(records, record)
+                continue
+            events = record.events or (records[-1].events if records else ())
+            records.append(replace(record, events=events))
+    if n_broken and not records:
+        raise _no_record(path, 1)
+    if n_broken:
+        _log.warning("mimose: %d broken lines of %s were left out", n_broken, path)
+    return records
+
+
+def _amend(records: list[StepRecord], record: StepRecord) -> None:
+    """Put a record in the place of the last of the same step of the same run."""
+    for place in range(len(records) - 1, -1, -1):
+        there = records[place]
+        if (there.step, there.start_bytes) == (record.step, record.start_bytes):
+            records[place] = record
+            return
+
+
+def _no_record(path: str | PathLike[str], number: int) -> MimoseError:
+    said = "not a step's record, as attach(record_to=...) writes it"
+    return MimoseError(f"{path}, line {number}: {said}")
+
+
+def _record(said: Any) -> StepRecord | None:
+    """Return what a line says; None where it says something else."""
+    known: dict[str, Any] = {
+        name: None if isinstance(value, float) and not math.isfinite(value) else value
+        for name, value in (said.items() if isinstance(said, dict) else ())
+        if name in _KNOWN
+    }
+    if not _is_sound(known):
+        return None
+    known.setdefault("predicted_peak_bytes", None)
+    for name in ("actions", "events"):
+        known[name] = tuple(known.get(name, ()))
+    return StepRecord(**known)
+
+
+def _is_sound(known: Mapping[str, Any]) -> bool:
+    """Whether what is needed is there, and everything is of its kind."""
+    if any(name not in known for name in _NEEDED):
+        return False
+    shape, lists = known["shape"], (known["actions"], known.get("events", []))
+    if not (isinstance(shape, dict) and all(isinstance(each, list) for each in lists)):
+        return False
+    texts = [*lists[0], *lists[1]]
+    numbers = [known[n] for n in _NUMBERS if n in known]
+    whole = [known[name] for name in _WHOLE]
+    return (
+        known["phase"] in PHASES
+        and isinstance(known.get("reason", ""), str)
+        and all(isinstance(text, str) for text in texts)
+        and all(isinstance(n, int) for n in [*whole, *shape.values()])
+        and all(n is None or isinstance(n, (int, float)) for n in numbers)
+        and all(abs(n) < _MOST for n in [*numbers, *shape.values()] if n is not None)
+        and all(known.get(name, 0) is not None for name in _NEVER_NONE)
+        and known["budget_bytes"] > 0
+    )

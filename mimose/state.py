@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -73,30 +73,28 @@ def refuse_other(state: object, mine: Mapping[str, Any]) -> None:
     if not isinstance(saved, Mapping) or "version" not in saved:
         msg = "this is not a state that Session.state_dict() returned"
         raise StateMismatchError(msg)
-    for part, own in mine.items():
-        _compare(part, saved.get(part), own)
-
-
-def _compare(part: str, saved: object, mine: object) -> None:
-    if saved == mine:
-        return
-    if isinstance(saved, Mapping) and isinstance(mine, Mapping):
-        for name in [*mine, *(name for name in saved if name not in mine)]:
-            there, here = (d.get(name, "missing") for d in (saved, mine))
-            _compare(f"{part}: {name}", there, here)
-    elif isinstance(saved, list) and isinstance(mine, list):
-        longer = max(len(saved), len(mine))
-        for index in range(longer):
-            there, here = (
-                each[index] if index < len(each) else "missing"
-                for each in (saved, mine)
+    there, here = dict(_flat("", saved)), dict(_flat("", mine))
+    for name in {**here, **there}:
+        one, other = there.get(name, "missing"), here.get(name, "missing")
+        if one != other:
+            msg = (
+                f"the state was saved with another {name}: {one!r} there, {other!r} "
+                f"here; train without it, and a few steps teach the same anew"
             )
-            _compare(f"{part}: {index}", there, here)
-    msg = (
-        f"the state was saved with another {part}: {saved!r} there, {mine!r} here; "
-        f"train without it, and a few steps teach the same anew"
-    )
-    raise StateMismatchError(msg)
+            raise StateMismatchError(msg)
+
+
+def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
+    """Yield the values in nested mappings and lists, by where they are."""
+    if isinstance(value, Mapping):
+        inside = list(value.items())
+    elif isinstance(value, list):
+        inside = list(enumerate(value))
+    else:
+        yield name, value
+        return
+    for key, each in inside:
+        yield from _flat(f"{name}: {key}" if name else str(key), each)
 
 
 def _device_name(device: torch.device) -> str:

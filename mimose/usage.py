@@ -9,6 +9,7 @@ from __future__ import annotations
 import argparse
 import importlib.util
 import math
+from typing import NoReturn
 
 _MOST_SEED = 2**32 - 1
 """More than this NumPy's older generators do not take."""
@@ -36,54 +37,34 @@ def need(extra: str, *packages: str) -> None:
 
 
 def at_least_one(text: str) -> int:
-    """Read a number of things.
-
-    Raises:
-        ArgumentTypeError: It is no whole number, or less than 1.
-    """
-    number = _whole(text)
-    if number is None or number < 1:
-        msg = f"must be a whole number of at least 1, got {text!r}"
-        raise argparse.ArgumentTypeError(msg)
-    return number
+    """Read a number of things."""
+    number = _number(text)
+    if number % 1 or not number >= 1:
+        _refuse("a whole number of at least 1", text)
+    return int(number)
 
 
 def seed(text: str) -> int:
-    """Read a seed.
-
-    Raises:
-        ArgumentTypeError: It is no whole number, or not one that generators take.
-    """
-    number = _whole(text)
-    if number is None or not 0 <= number <= _MOST_SEED:
-        msg = f"must be a whole number from 0 to {_MOST_SEED}, got {text!r}"
-        raise argparse.ArgumentTypeError(msg)
-    return number
+    """Read a seed."""
+    number = _number(text)
+    if number % 1 or not 0 <= number <= _MOST_SEED:
+        _refuse(f"a whole number from 0 to {_MOST_SEED}", text)
+    return int(number)
 
 
 def positive(text: str) -> float:
-    """Read a quantity such as a time.
-
-    Raises:
-        ArgumentTypeError: It is no number, or not above 0.
-    """
+    """Read a quantity such as a time."""
     number = _number(text)
-    if number is None or not 0 < number < math.inf:
-        msg = f"must be a number above 0, got {text!r}"
-        raise argparse.ArgumentTypeError(msg)
+    if not 0 < number < math.inf:
+        _refuse("a number above 0", text)
     return number
 
 
 def names(text: str) -> list[str]:
-    """Read names with commas between them.
-
-    Raises:
-        ArgumentTypeError: There are none.
-    """
+    """Read names with commas between them."""
     found = [name.strip() for name in text.split(",") if name.strip()]
     if not found:
-        msg = f"must be names with commas between them, got {text!r}"
-        raise argparse.ArgumentTypeError(msg)
+        _refuse("names with commas between them", text)
     return found
 
 
@@ -92,31 +73,25 @@ def shares(text: str) -> tuple[float, ...]:
 
     They are no bytes: one share means something for every model and its lengths, and
     what a process holds before its first step is in none of them.
-
-    Raises:
-        ArgumentTypeError: One is no number over 0 and at most 1.
     """
-    found = [_number(share) for share in text.split(",")]
-    known = [share for share in found if share is not None and 0 < share <= 1]
-    if len(known) < len(found):
-        msg = (
-            f"must be over 0 and at most 1, such as 0.35,0.5; got {text!r}. Budgets "
-            f"are no bytes here: near 0 is what the longest batch needs when "
-            f"everything is recomputed, 1 what it needs when everything is kept"
+    found = tuple(map(_number, text.split(",")))
+    if not all(0 < share <= 1 for share in found):
+        _refuse(
+            "over 0 and at most 1, such as 0.35,0.5 (near 0 is what the longest batch "
+            "needs when everything is recomputed, 1 when everything is kept)",
+            text,
         )
-        raise argparse.ArgumentTypeError(msg)
-    return tuple(known)
+    return found
 
 
-def _whole(text: str) -> int | None:
-    try:
-        return int(text)
-    except ValueError:
-        return None
-
-
-def _number(text: str) -> float | None:
+def _number(text: str) -> float:
+    """Return the number that a text is; not a number where it is none."""
     try:
         return float(text)
     except ValueError:
-        return None
+        return math.nan
+
+
+def _refuse(what: str, text: str) -> NoReturn:
+    msg = f"must be {what}, got {text!r}"
+    raise argparse.ArgumentTypeError(msg)

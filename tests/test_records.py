@@ -6,8 +6,7 @@ from dataclasses import asdict
 import pytest
 
 from mimose.exceptions import MimoseError
-from mimose.record_file import read_records
-from mimose.records import Records, StepRecord
+from mimose.records import Records, StepRecord, read_records
 
 
 def _record(step=0, **fields):

@@ -484,7 +484,7 @@ def _report(options: _Options) -> int:
 
 def _read(path: Path) -> tuple[Path, list[StepRecord]]:
     """Return a run's file, given it or its folder, and the records in it."""
-    from mimose.record_file import read_records
+    from mimose.records import read_records
 
     if path.is_dir():
         path /= "records.jsonl"

@@ -66,7 +66,7 @@ def write_page(
     """Write a page about a run: one HTML file that loads nothing else.
 
     Args:
-        records: The run's records, as `mimose.record_file.read_records` returns
+        records: The run's records, as `mimose.records.read_records` returns
             them; or those of several runs, one after the other.
         path: Where to write.
         title: Stands at the top.

@@ -10,8 +10,7 @@ import pytest
 
 import mimose
 from mimose.exceptions import MimoseError
-from mimose.record_file import read_records
-from mimose.records import StepRecord
+from mimose.records import StepRecord, read_records
 from mimose.report.headline import facts, headline, verdict
 from mimose.report.page import write_page
 
