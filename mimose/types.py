@@ -11,14 +11,6 @@ from typing import Any, NamedTuple, TypeAlias
 Sizes: TypeAlias = tuple[int, ...]
 
 
-CostOf: TypeAlias = tuple[str, str, Sizes]
-"""What a cost is of: family, action and own sizes."""
-
-
-Uncounted: TypeAlias = Mapping[tuple[int, int], CostOf]
-"""Calls, by unit and call, whose action's FLOPs are still to be counted."""
-
-
 Context: TypeAlias = str
 """Names, in every process alike, all that changes costs at one shape."""
 
@@ -100,7 +92,7 @@ class Measured:
     early_flops: int = 0
     """Of these, what a recomputation runs that stops early; 0 where not known."""
     copied_bytes: float = 0.0
-    """Copies of weights among what it would hold: see `mimose.cost.copies`."""
+    """Copies of weights among what it would hold: see `mimose.cost.measured`."""
     part: int = 0
     """Which forward of its window it ran in."""
     inputs: dict[int, int] = field(default_factory=dict)
@@ -118,7 +110,7 @@ class Measured:
     output_bytes: dict[str, float] = field(default_factory=dict)
     """By action, what it saves itself of what it returns."""
     kept_output_bytes: float | None = None
-    """What it would save of that if it were kept; None where nobody has told."""
+    """Of what it returns, what it saves itself if it is kept; None: nobody has told."""
     input_bytes: float = 0.0
     """Of what the layer before has handed to it."""
     handed_bytes: float = 0.0

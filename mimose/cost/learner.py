@@ -15,11 +15,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, TypeAlias
 
-from mimose.cost.measured_step import with_step
+from mimose.cost.measured import with_step
 from mimose.cost.model import CostModel
 from mimose.types import (
     Context,
-    CostOf,
     Measured,
     StepInput,
     StepSample,
@@ -114,10 +113,6 @@ class Learner:
             facts: The step's, with what it called.
         """
         self._teach(lambda model: model.missing(facts))
-
-    def absorb_cost(self, cost_of: CostOf, flops: int) -> None:
-        """Take in the FLOPs of one call's action, as it stopped early."""
-        self._teach(lambda model: model.with_cost(*cost_of, float(flops)))
 
     def _teach(self, lesson: Lesson) -> None:
         self._lessons.append(lesson)

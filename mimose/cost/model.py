@@ -8,16 +8,11 @@ stayed as it was.
 
 Note: [Whose series]
 A series belongs to what its sizes are sizes of. A family's are a layer's own; the
-head's, the loss's and the side tensors' are the root's, of one context. What runs
-between layers is told by the root's sizes too, but alike in all contexts of one
-structure of arguments, which so teach each other. Where the owner is forgotten, so are
-its series.
-
-Note: [Turns]
-Where several forwards run before one backward, what follows the backward of a later
-forward's first event is the head and the loss of the forward before, and whatever lies
-in front of that event. No mark parts them. So such a backward is told by the root's
-sizes, of this context, and not by the layer's own.
+head's and the loss's are the root's, of one context. What runs between layers is told
+by the root's sizes too, but alike in all contexts of one structure of arguments, which
+so teach each other. The backward of a forward's first event goes on to what lies in
+front of it: an embedding, or the head and the loss of the forward before. So it is the
+root's, of one context, as well. Where the owner is forgotten, so are its series.
 
 Note: [Valid since]
 Plans name the version that they were made from. What makes all earlier plans useless,
@@ -27,13 +22,11 @@ which plans are valid, and nobody has to clear a cache.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from mimose.cost.layout import TURN, AdjacentFamilies
-from mimose.cost.patterns import Pattern, as_tuples
+from mimose.cost.pattern import Around, Event, Pattern, as_tuples
 from mimose.cost.series import Kind, Samples, Series
 from mimose.planners import Menu
 from mimose.planners.actions import EXACT_MENU
@@ -43,9 +36,6 @@ Key: TypeAlias = tuple[Hashable, ...]
 """Names a series: its kind, its owner (Note: [Whose series]), and what it is of."""
 Readings: TypeAlias = Mapping[Key, Iterable[tuple[Sizes, float]]]
 """By series, sizes and values."""
-
-_MOST_FAMILIES = 1024
-"""Families remembered, if no more are in use."""
 
 
 def flops_of_a_byte(device_type: str) -> float:
@@ -79,7 +69,6 @@ class CostModel:
     patterns: dict[Context, Pattern] = field(default_factory=dict)
     """The least recently used first."""
     samples: Mapping[Key, Samples] = field(default_factory=dict)
-    families: frozenset[str] = frozenset()
     copied: Mapping[str, float] = field(default_factory=dict)
     """By family, the copies of weights in what a call holds: Note: [Copies]."""
     byte_flops: float = 25.0
@@ -89,16 +78,6 @@ class CostModel:
 
     # ------------------------------------------------------------------ reading
 
-    @property
-    def is_exact(self) -> bool:
-        """Whether two readings of the same thing are equal."""
-        return self.kinds["net"].noise == 0.0
-
-    @property
-    def has_room(self) -> bool:
-        """Whether more families can be told apart without forgetting any."""
-        return len(self.families) < _MOST_FAMILIES
-
     def allowed(self, unit: int) -> tuple[str, ...]:
         """Return the actions under which a unit may run, in the menu's order."""
         return self.limits.get(unit, self.menu.names)
@@ -106,6 +85,27 @@ class CostModel:
     def is_settled(self, unit: int) -> bool:
         """Whether there is no choice about a unit: it is always kept."""
         return len(self.allowed(unit)) == 1
+
+    def copied_bytes(self, event: Event) -> float:
+        """Return a call's copies of weights; a unit that is always kept is alike."""
+        settled = self.is_settled(event.unit)
+        return 0.0 if settled else self.copied.get(event.family, 0.0)
+
+    def keeps_copies(self, action: str) -> bool:
+        """Whether what is held under an action has the copies among it."""
+        return not self.menu.spec(action).recomputes
+
+    def copies_gone(self, events: Sequence[Event], actions: Sequence[str]) -> float:
+        """Return the copies that go where their context ends: no graph saves them.
+
+        Args:
+            events: Of a step.
+            actions: Theirs.
+        """
+        pairs = list(zip(events, actions, strict=True))
+        kept = {event.unit for event, action in pairs if self.keeps_copies(action)}
+        copied = {event.unit: self.copied_bytes(event) for event in events}
+        return sum(n_bytes for unit, n_bytes in copied.items() if unit not in kept)
 
     def pattern(self, facts: StepInput) -> Pattern:
         """Return the pattern of a step: of the events that ran, or else may run.
@@ -120,7 +120,7 @@ class CostModel:
 
     def varies(self, context: Context) -> bool:
         """Whether steps of the same sizes are known to run different layers."""
-        return context in self.patterns and self.patterns[context].varies
+        return context in self.patterns and self.patterns[context].may_vary
 
     def exact(self, *key: Hashable) -> Series:
         """Return what is known of something counted, such as held bytes or FLOPs."""
@@ -159,16 +159,6 @@ class CostModel:
             samples[key] = old.with_readings(more)
         return self.changed(samples=samples, **fields).bounded()
 
-    def with_cost(
-        self, family: str, action: str, sizes: Sizes, cost: float
-    ) -> CostModel:
-        """Return the next version, with what one call under an action has cost."""
-        family = sys.intern(family)
-        reading: Readings = {
-            ("exact", family, "cost", action): [(numbers(sizes), cost)]
-        }
-        return self.with_readings(reading, families=self.families | {family})
-
     def grown(self, growth_bytes: float) -> CostModel:
         """Return the model that knows how large a step is, or could be."""
         if growth_bytes <= self.scale:
@@ -190,7 +180,7 @@ class CostModel:
         pattern = self.patterns.get(facts.context)
         if pattern is None:
             return self
-        pattern = pattern.missing(facts.sizes, facts.calls)
+        pattern = pattern.missing(facts.calls)
         return self.distrusted(patterns={**self.patterns, facts.context: pattern})
 
     def forgotten(self, context: Context) -> CostModel:
@@ -219,19 +209,14 @@ class CostModel:
 
     def bounded(self) -> CostModel:
         """Return the model with no more than can be kept: Note: [Whose series]."""
-        is_full = len(self.patterns) > MOST_CONTEXTS
-        if not is_full and len(self.families) <= _MOST_FAMILIES:
+        if len(self.patterns) <= MOST_CONTEXTS:
             return self
         patterns = dict(list(self.patterns.items())[-MOST_CONTEXTS:])
-        families = {family for p in patterns.values() for family in p.families}
+        families = {e.family for p in patterns.values() for e in p.events}
         owners = {*patterns, *(p.structure for p in patterns.values()), *families}
-        return replace(
-            self,
-            patterns=patterns,
-            families=frozenset(families),
-            copied={f: n for f, n in self.copied.items() if f in families},
-            samples={key: s for key, s in self.samples.items() if key[1] in owners},
-        )
+        samples = {key: s for key, s in self.samples.items() if key[1] in owners}
+        copied = {family: n for family, n in self.copied.items() if family in owners}
+        return replace(self, patterns=patterns, samples=samples, copied=copied)
 
     # ------------------------------------------------------------------ two writers
 
@@ -277,7 +262,6 @@ class CostModel:
             "scale": self.scale,
             "n_steps": self.n_steps,
             "limits": {str(unit): list(names) for unit, names in self.limits.items()},
-            "families": sorted(self.families),
             "copied": dict(self.copied),
             "patterns": {
                 context: pattern.state_dict()
@@ -300,7 +284,6 @@ class CostModel:
             scale=float(state["scale"]),
             n_steps=int(state["n_steps"]),
             limits={int(u): as_tuples(names) for u, names in state["limits"].items()},
-            families=frozenset(map(str, state["families"])),
             copied={str(f): float(n) for f, n in state["copied"].items()},
             patterns={
                 str(context): Pattern.from_state(said)
@@ -313,26 +296,25 @@ class CostModel:
 # ---------------------------------------------------------------------- names of series
 
 
-def is_turn(neighbours: AdjacentFamilies) -> bool:
-    """Whether an event is the first of a later forward: Note: [Turns]."""
-    return neighbours[-1] == TURN
+def backward_key(facts: StepInput, family: str, around: Around) -> Key:
+    """Name the series of a backward; behind it comes the action of an excess."""
+    owner = (family,) if around[0] else (facts.context, family)
+    return *owner, "backward", around, facts.has_gradients
 
 
-def backward_key(facts: StepInput, family: str, neighbours: AdjacentFamilies) -> Key:
-    """Name the series of a backward; its action comes behind: Note: [Turns]."""
-    if is_turn(neighbours):
-        return facts.context, "turn", family, neighbours, facts.has_gradients
-    return family, "backward", neighbours, facts.has_gradients
+def backward_sizes(facts: StepInput, own: Sizes, around: Around) -> Sizes:
+    """Return the sizes that tell of a backward: Note: [Whose series]."""
+    return own if around[0] else facts.sizes
 
 
-def gap_key(facts: StepInput, pair: tuple[str, ...]) -> Key:
+def gap_key(facts: StepInput, pair: Around) -> Key:
     """Name a gap's series; where gradients went, their memory is used again."""
     return facts.structure, "gap", *pair, facts.has_gradients
 
 
-def head_key(facts: StepInput, part: str, action: str) -> Key:
-    """Name the series of the head or the loss, by the last layer's action."""
-    return facts.context, part, facts.has_gradients, action
+def head_key(facts: StepInput, part: str) -> Key:
+    """Name the series of the head or the loss."""
+    return facts.context, part, facts.has_gradients
 
 
 def numbers(sizes: Sizes) -> Sizes:

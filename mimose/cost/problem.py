@@ -1,27 +1,36 @@
-"""A `PlanningProblem` for any sizes, or why none can be filled that is trusted."""
+"""A `PlanningProblem` for any sizes, or why none can be filled that is trusted.
+
+And what a plan comes to at exact sizes: its growth, and the FLOPs that it adds.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mimose.cost.costs import call_cost
-from mimose.cost.heads import Heads, actions_of_last, head_series, heads
-from mimose.cost.layout import AdjacentFamilies, Layout
-from mimose.cost.model import CostModel, backward_key, gap_key, is_turn
-from mimose.cost.patterns import Pattern
-from mimose.cost.sequences import Event
+from mimose.cost.model import (
+    CostModel,
+    backward_key,
+    backward_sizes,
+    gap_key,
+    head_key,
+)
+from mimose.cost.pattern import Around, Event, Pattern
 from mimose.cost.series import Series
-from mimose.planners import ActionSpec, PlanningProblem
+from mimose.planners import ActionSpec, PlanningProblem, lay_out
 from mimose.types import Sizes, StepInput
 
+_COPIED = 48.0
+"""Bytes that are rebuilt while one is copied to the host and none is computed: 3 TB/s,
+2.5 bytes moved for each, beside 25 GB/s."""
 _AND_COPIES = 1.01
-"""What recomputes and copies to the host takes at least so many times as long as what
-recomputes alone: at equal costs it would always be taken, for the bytes of an input."""
+"""What recomputes and copies to the host takes so many times as long as what recomputes
+alone: at equal costs it would always be taken, for the bytes of an input."""
 
 
 class Memory(NamedTuple):
@@ -57,7 +66,12 @@ class Memory(NamedTuple):
 
 
 def doubt(model: CostModel, facts: StepInput) -> str:
-    """Return why no plan can be trusted at these sizes; "" if one can."""
+    """Return why no plan can be trusted at these sizes; "" if one can.
+
+    Args:
+        model: What was learned.
+        facts: The step's context and sizes.
+    """
     if facts.context not in model.patterns:
         return "nothing was measured with such inputs yet"
     if not facts.calls and model.patterns[facts.context].lacks_some(facts.sizes):
@@ -91,193 +105,224 @@ def _needed(
     model: CostModel, facts: StepInput, pattern: Pattern
 ) -> Iterator[tuple[str, Series, Sizes]]:
     """Yield what has to be known at these sizes, with a name for people."""
-    own = pattern.own_sizes(facts.sizes)
-    for index, neighbours in pattern.layout.classes:
-        event = pattern.events[index]
-        layer = _Layer(model, facts, event.family, neighbours)
-        chosen = _choices(model, event, own[index])
-        for what, series, sizes in layer.needed(chosen, own[index]):
-            yield f"{what} of {event.name}", series, sizes
+    for layer in _layers(model, facts, pattern):
+        yield from layer.needed()
     for pair in pattern.layout.gaps:
         key = gap_key(facts, pair)
         for series in (model.net(*key), model.excess(*key)):
             yield "between the layers", series, facts.sizes
-    action = actions_of_last(model, pattern)[-1]
-    for part, series in head_series(model, facts, action):
-        yield f"the {part}", series, facts.sizes
+    for part in ("head", "loss"):
+        key = head_key(facts, part)
+        for series in (model.net(*key), model.excess(*key)):
+            yield f"the {part}", series, facts.sizes
 
 
+# ------------------------------------------------------------------------------ layers
+
+
+@dataclass(frozen=True, slots=True)
 class _Layer:
-    """The series of one family between two others.
+    """What is known of one class of events."""
 
-    Args:
-        model: What was learned.
-        facts: The step's context.
-        family: The layer's.
-        neighbours: The families before and after it.
-    """
+    model: CostModel
+    facts: StepInput
+    event: Event
+    """One of them."""
+    around: Around
+    sizes: Sizes
+    """Its own."""
+    copies_end: str
+    """Where copies of weights go, if they go before the backward."""
 
-    def __init__(
-        self,
-        model: CostModel,
-        facts: StepInput,
-        family: str,
-        neighbours: AdjacentFamilies,
-    ) -> None:
-        self._model = model
-        self._menu = model.menu
-        self._family = family
-        self._around = neighbours
-        self._backward = backward_key(facts, family, neighbours)
-        self._turn_sizes = facts.sizes if is_turn(neighbours) else None
+    @property
+    def behind(self) -> Sizes:
+        """The sizes that tell of its backward."""
+        return backward_sizes(self.facts, self.sizes, self.around)
 
-    def held(self, action: str) -> Series:
-        return self._model.exact(self._family, "held", action)
+    @property
+    def known(self) -> tuple[str, ...]:
+        """The actions that plans may use: the ends, and between them those known."""
+        menu = self.model.menu
+        return tuple(
+            action
+            for action in menu.names
+            if action in (menu.first, menu.least)
+            or not self._held(action).doubt(self.sizes)
+        )
 
-    def forward(self, action: str, sizes: Sizes) -> Series:
-        # Who holds everything holds the most at every moment of the forward.
-        own = self._model.excess(self._family, "forward", action)
-        first = self._model.excess(self._family, "forward", self._menu.first)
-        return self._trusted(action, own, first, sizes)
+    def lacks(self, action: str) -> bool:
+        """Whether steps have to show an action, for plans to use it as it is."""
+        own = self._own_backward(action)
+        return action not in self.known or bool(own.doubt(self.behind))
 
-    def _trusted(
-        self, action: str, own: Series, stand_in: Series, sizes: Sizes
-    ) -> Series:
-        """Return an action's own series; another's, as long as few steps ran under it.
-
-        Steps are collected under the least action, which tells of the first as well.
-        """
-        if action in (self._menu.first, self._menu.least):
-            return own
-        return own if len(own) and not own.doubt(sizes) else stand_in
-
-    def backward(self, action: str, sizes: Sizes) -> tuple[Series, bool]:
-        """Return what is known of an action's backward, and whether it is its own."""
-        sizes = self._turn_sizes or sizes
-        own, least = self._own_backward(action), self._own_backward(self._menu.least)
-        found = self._trusted(action, own, least, sizes)
-        return found, found is own
-
-    def _own_backward(self, action: str) -> Series:
-        return self._model.excess(*self._backward, action)
-
-    def is_told(self, action: str) -> bool:
-        """Whether steps have shown an action's backward, at some sizes at least.
-
-        At others the least stands in, which is the safe side.
-        """
-        return self._own_backward(action).is_trusted
-
-    def n_told(self, action: str) -> int:
-        """Return at how many shapes they have."""
-        return len(self._own_backward(action))
-
-    def net(self, action: str, sizes: Sizes) -> Series:
-        """Return what is known of an action's net change of the level.
-
-        Actions differ in who frees a layer's output (Note: [Saved outputs]), in which
-        those between the ends are like the first. Where nothing is known of those, the
-        least stands in, and they for it.
-        """
-        sizes = self._turn_sizes or sizes
-        names, least = self._menu.names, self._menu.least
-        order = names[::-1] if action == least else (action, *names[:-1])
-        known = (own for own in map(self._own_net, order) if not own.doubt(sizes))
-        return next(known, self._own_net(least))
-
-    def _own_net(self, action: str) -> Series:
-        return self._model.net(*self._backward, action)
-
-    def needed(
-        self, allowed: Sequence[str], sizes: Sizes
-    ) -> Iterator[tuple[str, Series, Sizes]]:
+    def needed(self) -> Iterator[tuple[str, Series, Sizes]]:
         """Yield what a plan rests on, at which sizes, with a name for people.
 
         How the first action's backward differs from the least's is learned from plans,
         so plans are made without.
         """
-        first, behind = self._menu.first, self._turn_sizes or sizes
-        for action in allowed:
-            yield f"bytes held ({action})", self.held(action), sizes
-        for action in allowed:
-            yield f"forward ({action})", self.forward(action, sizes), sizes
-        for action in allowed:
+        name, first = self.event.name, self.model.menu.first
+        allowed = self.model.allowed(self.event.unit)
+        actions = [action for action in self.known if action in allowed]
+        for action in actions:
+            yield f"bytes held ({action}) of {name}", self._held(action), self.sizes
+        for action in actions:
+            yield f"forward ({action}) of {name}", self._forward(action), self.sizes
+        for action in actions:
             if action != first:
-                yield f"backward ({action})", self.backward(action, sizes)[0], behind
-        for action in allowed:
-            yield f"gradients ({action})", self.net(action, sizes), behind
+                series, _ = self._backward(action)
+                yield f"backward ({action}) of {name}", series, self.behind
+        yield f"gradients of {name}", self._net, self.behind
 
-    def numbers(self, sizes: Sizes, beyond: Mapping[str, float]) -> NDArray[np.float64]:
-        """Return (6, K), by action: held, both excesses, net, cost, bytes on the host.
+    def _held(self, action: str) -> Series:
+        return self.model.exact(self.event.family, "held", action)
 
-        Args:
-            sizes: The layer's own.
-            beyond: For the last layer, what the head holds beyond the lasting, by the
-                layer's action: Note: [Last layer].
+    def _forward(self, action: str) -> Series:
+        """Return what is known of an action's forward.
+
+        Who holds everything holds the most at every moment, and stands in.
         """
-        names, first = self._menu.names, self._menu.first
-        behind = self._turn_sizes or sizes
-        held = [self.held(action).predict(sizes) for action in names]
+        menu, family = self.model.menu, self.event.family
+        own = self.model.excess(family, "forward", action)
+        if action == menu.least or not own.doubt(self.sizes):
+            return own
+        return self.model.excess(family, "forward", menu.first)
+
+    def _own_backward(self, action: str) -> Series:
+        key = backward_key(self.facts, self.event.family, self.around)
+        return self.model.excess(*key, action)
+
+    def _backward(self, action: str) -> tuple[Series, bool]:
+        """Return what is known of an action's backward, and whether it is its own.
+
+        Few steps run under other actions than the least, which stands in for them.
+        """
+        own, least = map(self._own_backward, (action, self.model.menu.least))
+        is_own = not len(least) or not own.doubt(self.behind)
+        return (own, True) if is_own else (least, action == self.model.menu.least)
+
+    @property
+    def _net(self) -> Series:
+        return self.model.net(*backward_key(self.facts, self.event.family, self.around))
+
+    def net_bytes(self) -> float:
+        """Return what the backward changes the level by, whatever was done."""
+        return self._net.predict(self.behind)
+
+    def numbers(self) -> NDArray[np.float64]:
+        """Return (5, K), by action: held, forward and backward excess, cost, host."""
+        menu, family = self.model.menu, self.event.family
+        held = [self._held(action).predict(self.sizes) for action in menu.names]
         held[0] = max(held[0], held[-1])
-        for index, spec in enumerate(self._menu.specs[1:], 1):
-            if not spec.packs:  # which may hold its input in another form
-                held[index] = min(held[index], held[0])
-        forward = [self.forward(action, sizes).predict(sizes) for action in names]
-        backward = [self._first_backward(sizes, held[-1], beyond.get(first, 0.0))]
-        for index, spec in enumerate(self._menu.specs[1:], 1):
-            series, is_own = self.backward(spec.name, sizes)
-            over = series.predict(behind) + beyond.get(spec.name, 0.0)
+        held[1:] = [min(own, held[0]) for own in held[1:]]
+        saved = self.model.exact(family, "own output").predict(self.sizes)
+        forward = [self._forward(a).predict(self.sizes) for a in menu.names]
+        backward, cost, host = [], [], []
+        for spec, own in zip(menu.specs, held, strict=True):
+            series, is_own = self._backward(spec.name)
+            over = series.predict(self.behind)
             if spec.recomputes or not is_own:
                 # What running again brings back was left out of the readings.
-                over += max(0.0, held[0] - held[index])
-            backward.append(max(forward[0], over) if spec.recomputes else over)
-        net = [self.net(action, sizes).predict(behind) for action in names]
-        others = map(self._own_net, names[:-1])
-        if beyond and not all(own.doubt(behind) for own in others):
-            # Behind the head the last output counts as gone.
-            net[:-1] = [each + beyond.get(first, 0.0) for each in net[:-1]]
-        cost = [0.0]
-        for spec, own in zip(self._menu.specs[1:], held[1:], strict=True):
-            freed = held[0] - own
-            cost.append(call_cost(self._model, self._family, spec, sizes, freed))
-        for index, spec in enumerate(self._menu.specs):
-            if spec.recomputes and spec.needs_host:
-                cost[index] = max(cost[index], _AND_COPIES * cost[-1])
-        host = [self._on_host(spec, held[0], sizes) for spec in self._menu.specs]
-        return np.array((held, forward, backward, net, cost, host))
+                over += max(0.0, held[0] - own)
+            # Its reader frees an output: Note: [Least]. A layer that has saved it, as a
+            # last ReLU does, still holds it there unless it recomputes.
+            backward.append(max(forward[0], over) if spec.recomputes else over + saved)
+            cost.append(self._cost(spec, held[0] - own))
+            on_host = self.model.exact(family, "host", spec.name)
+            needs_all = spec.needs_host and bool(on_host.doubt(self.sizes))
+            host.append(held[0] if needs_all else on_host.predict(self.sizes))
+        held = [own + self._let_go(a) for a, own in zip(menu.names, held, strict=True)]
+        return np.array((held, forward, backward, cost, host))
 
-    def _on_host(self, spec: ActionSpec, kept_bytes: float, sizes: Sizes) -> float:
-        """Return what an action holds on the host; if nobody told, all that is kept."""
-        series = self._model.exact(self._family, "host", spec.name)
-        if not series.doubt(sizes):
-            return series.predict(sizes)
-        return kept_bytes if spec.needs_host else 0.0
+    def _let_go(self, action: str) -> float:
+        """Return what the level falls by behind a layer's forward: Note: [Least]."""
+        key = gap_key(self.facts, (self.event.family, *self.around[1:]))
+        own, sizes = self.model.net(*key, action), self.facts.sizes
+        if not self.around[1] or own.doubt(sizes):
+            return 0.0
+        copied = self.model.copied_bytes(self.event) if self.copies_end else 0.0
+        return min(
+            0.0, own.predict(sizes) + copied - self.model.net(*key).predict(sizes)
+        )
 
-    def _first_backward(self, sizes: Sizes, least_held: float, beyond: float) -> float:
-        """Return the excess of the backward of a layer that kept everything.
+    def _cost(self, spec: ActionSpec, freed_bytes: float) -> float:
+        """Return what an action costs, in FLOPs: those it runs, and bytes as FLOPs."""
+        flops = self.flops(spec.name)
+        if spec.name == self.model.menu.first:
+            return 0.0
+        if spec.recomputes:
+            return (_AND_COPIES * flops if spec.needs_host else flops) or 1.0
+        times = _COPIED if spec.needs_host else 1.0
+        return flops + times * self.model.byte_flops * max(0.0, freed_bytes) or 1.0
 
-        Until such layers have been seen, it is taken to be that of the least action,
-        beyond what that brings back: rather more, where an output is saved (by a
-        ReLU), which is there twice after a recomputation. Or that of an action between
-        the two, which rises by what it rebuilds on top of what keeping rises by.
-        """
-        sizes = self._turn_sizes or sizes
-        kept, least = map(self._own_backward, (self._menu.first, self._menu.least))
-        excess, over = least.predict(sizes), kept.predict(sizes) + beyond
-        if not excess:
-            return over
-        if kept.doubt(sizes):
-            after = excess + max(0.0, beyond - least_held)  # that is there after one
-            return min([after, *(each + beyond for each in self._between(sizes))])
-        return over if kept.error < least.error else min(excess, over)
+    def flops(self, action: str) -> float:
+        """Return the FLOPs that an action runs."""
+        if action == self.model.menu.first:
+            return 0.0
+        menu = self.model.menu
+        known_as = menu.least if menu.spec(action).recomputes else action
+        return self.model.exact(self.event.family, "cost", known_as).predict(self.sizes)
 
-    def _between(self, sizes: Sizes) -> list[float]:
-        """Return the backward excess of the actions between the ends, where known."""
-        own = map(self._own_backward, self._menu.names[1:-1])
-        return [each.predict(sizes) for each in own if not each.doubt(sizes)]
+
+def _layers(model: CostModel, facts: StepInput, pattern: Pattern) -> list[_Layer]:
+    """Return what is known of each class of a pattern's events."""
+    own = pattern.own_sizes(facts.sizes)
+    return [
+        _Layer(
+            model, facts, pattern.events[index], around, own[index], pattern.copies_end
+        )
+        for index, around in pattern.layout.classes
+    ]
+
+
+def untold(model: CostModel, facts: StepInput) -> tuple[tuple[str, ...], ...]:
+    """Return, by event, actions of which too little is known.
+
+    They lie between the ends of the menu: what is kept may run under them instead,
+    which holds no more, and shows what they do. Events of one class have the same.
+
+    Args:
+        model: What was learned.
+        facts: The step's context and sizes.
+    """
+    pattern, between = model.pattern(facts), model.menu.names[1:-1]
+    if not between:
+        return ((),) * len(pattern.events)
+    found = []
+    for layer in _layers(model, facts, pattern):
+        allowed = model.allowed(layer.event.unit)
+        found.append(tuple(a for a in between if a in allowed and layer.lacks(a)))
+    return tuple(found[number] for number in pattern.layout.of_event)
 
 
 # ----------------------------------------------------------------------------- filling
+
+
+class _Head(NamedTuple):
+    """What happens between the last layer's forward and its backward, in bytes."""
+
+    net: float
+    before_release: float
+    """How far it rises over its start before the last step's outputs go."""
+    after_release: float
+    """The same after that, as if none of them went."""
+    after_copies: float
+    """The same once all layers' copies have gone: Note: [Copies]."""
+
+
+def _head(model: CostModel, facts: StepInput, pattern: Pattern) -> _Head:
+    sizes, head, loss = facts.sizes, head_key(facts, "head"), head_key(facts, "loss")
+    net, rise = model.net(*head).predict(sizes), model.excess(*loss).predict(sizes)
+    told = model.excess(*head_key(facts, "rise"))
+    late = rise + sum({e.unit: model.copied_bytes(e) for e in pattern.events}.values())
+    if not told.doubt(sizes):
+        late = min(late, told.predict(sizes))
+    return _Head(
+        net + model.net(*loss).predict(sizes),
+        model.excess(*head).predict(sizes),
+        net + rise,
+        net + late,
+    )
 
 
 def fill_problem(
@@ -298,32 +343,37 @@ def fill_problem(
         KeyError: Nothing was measured in this context.
     """
     pattern, menu = model.pattern(facts), model.menu
-    layout = pattern.layout
-    released = memory.released_bytes
-    found = heads(model, facts, pattern, released)
-    table = _class_table(model, facts, pattern, found)[layout.of_event]
-    held, forward, backward, net, cost, host = table.transpose(1, 0, 2)
-    gaps = _gap_table(model, facts, layout)[layout.of_gap]
+    layout, layers = pattern.layout, _layers(model, facts, pattern)
+    table = np.zeros((len(layers), 5, len(menu.names)))
+    for number, layer in enumerate(layers):
+        table[number] = layer.numbers()
+    held, forward, backward, cost, host = table[layout.of_event].transpose(1, 0, 2)
+    nets = np.array([layer.net_bytes() for layer in layers], dtype=float)
+    gaps = [_gap(model, facts, pair) for pair in layout.gaps]
+    head, released = _head(model, facts, pattern), memory.released_bytes
+    rise = max(head.before_release, head.after_release - released)
+    gaps_and_head = [*(gaps[at] for at in layout.of_gap), (head.net - released, rise)]
+    gap_bytes, gap_excess_bytes = np.array(gaps_and_head).T
+    known = [layer.known for layer in layers]
+    allowed = [
+        [
+            name in known[number] and name in model.allowed(event.unit)
+            for name in menu.names
+        ]
+        for event, number in zip(pattern.events, layout.of_event, strict=True)
+    ]
     budget = memory.budget_bytes if budget_bytes is None else budget_bytes
-    gaps = np.vstack((gaps, (found.net_bytes - released, found.excess_bytes)))
-    own = pattern.own_sizes(facts.sizes)
-    choices = []
-    for event, sizes in zip(pattern.events, own, strict=True):
-        choices.append(_choices(model, event, sizes))
-    rows = [[name in chosen for name in menu.names] for chosen in choices]
-    shape = len(pattern.events), len(menu.names)
-    allowed = np.array(rows, dtype=np.bool_).reshape(shape)
     return PlanningProblem(
         events=tuple(event.name for event in pattern.events),
         actions=menu.names,
-        allowed=allowed,
+        allowed=np.array(allowed, dtype=np.bool_).reshape(held.shape),
         held_bytes=held,
         forward_excess_bytes=forward,
         backward_excess_bytes=backward,
-        backward_net_bytes=net[:, -1],
+        backward_net_bytes=nets[layout.of_event],
         cost=cost,
-        gap_bytes=gaps[:, 0],
-        gap_excess_bytes=gaps[:, 1],
+        gap_bytes=gap_bytes,
+        gap_excess_bytes=gap_excess_bytes,
         start_bytes=max(0.0, memory.start_bytes),
         optimizer_state_bytes=memory.state_to_come_bytes,
         step_excess_bytes=memory.optimizer_excess_bytes,
@@ -334,59 +384,89 @@ def fill_problem(
     )
 
 
-def _choices(model: CostModel, event: Event, sizes: Sizes) -> tuple[str, ...]:
-    """Return what an event may run under: of actions between the ends, those known."""
-    ends = model.menu.first, model.menu.least
-    return tuple(
-        action
-        for action in model.allowed(event.unit)
-        if action in ends or not model.exact(event.family, "held", action).doubt(sizes)
-    )
+def _gap(model: CostModel, facts: StepInput, pair: Around) -> tuple[float, float]:
+    """Return a gap's net and excess."""
+    key = gap_key(facts, pair)
+    series = model.net(*key), model.excess(*key)
+    net, excess = (each.predict(facts.sizes) for each in series)
+    return net, excess
 
 
-def untold(model: CostModel, facts: StepInput) -> tuple[tuple[str, ...], ...]:
-    """Return, by event, actions of which too little is known, the least known first.
+# ----------------------------------------------------------------- plans at exact sizes
 
-    They lie between the ends of the menu: what is kept may run under them instead,
-    which holds no more, and shows what they do. Events of one class have the same.
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """A plan's predicted growth at one exact shape.
+
+    Outputs of the last step that are freed before the backward are part of what a
+    step starts from: only what comes behind the forward profits from that.
+    """
+
+    before_release_bytes: float
+    after_release_bytes: float
+    """As if nothing were freed."""
+
+    def bytes(self, released_bytes: float) -> float:
+        """Return the growth where so much is freed."""
+        after = self.after_release_bytes - released_bytes
+        return max(self.before_release_bytes, after)
+
+
+def plan_growth(
+    model: CostModel,
+    facts: StepInput,
+    problem: PlanningProblem,
+    actions: Sequence[str],
+    released_bytes: float,
+) -> Growth:
+    """Judge a plan at the problem's sizes, before and after the release.
+
+    The problem has copies of kept layers twice until the context ends; here they are
+    taken off: Note: [Copies]. A step of E events has 3 E + 2 segments: a gap and a
+    forward for each, the head, the backwards from the last event to the first, and the
+    optimizer's step, which is not part of what is observed.
+
+    Args:
+        model: What was learned.
+        facts: The step's context and sizes.
+        problem: That these fill.
+        actions: The plan's, one an event.
+        released_bytes: Of what the problem's step starts with, what goes in its head.
+    """
+    choice = np.array([problem.actions.index(a) for a in actions], dtype=np.intp)
+    laid_out, at_head = lay_out(problem, choice), 2 * len(actions)
+    peaks = laid_out.peak_bytes_by_segment - problem.start_bytes
+    level = laid_out.level_bytes[at_head] - problem.start_bytes
+    pattern, twice = model.pattern(facts), 0.0
+    for index, event in enumerate(pattern.events if pattern.copies_end else ()):
+        if model.keeps_copies(actions[index]):
+            copied = model.copied_bytes(event)
+            peaks[2 * index + 2 : at_head] -= copied
+            twice += copied
+    head = _head(model, facts, pattern)
+    before = (0.0, *peaks[:at_head], level - twice + head.before_release)
+    rises = level + head.after_release
+    if pattern.copies_end == "loss":
+        gone = model.copies_gone(pattern.events, actions)
+        over = max(head.after_copies - gone, head.net)
+        rises = level - twice + over
+    # In the problem the release is part of the head.
+    after = (rises, *(peaks[at_head + 1 : -1] + released_bytes))
+    return Growth(float(max(before)), float(max(after)))
+
+
+def extra_flops(
+    model: CostModel, facts: StepInput, actions: Sequence[str]
+) -> tuple[int, ...]:
+    """Return the FLOPs that a plan adds to each event.
+
+    Args:
+        model: What was learned.
+        facts: The step's context and exact sizes.
+        actions: The plan's, one an event.
     """
     pattern = model.pattern(facts)
-    between = model.menu.names[1:-1]
-    if not between:
-        return ((),) * len(pattern.events)
-    own = pattern.own_sizes(facts.sizes)
-    found = []
-    for index, neighbours in pattern.layout.classes:
-        event = pattern.events[index]
-        known = _choices(model, event, own[index])
-        layer = _Layer(model, facts, event.family, neighbours)
-        allowed = set(model.allowed(event.unit)).intersection(between)
-        unknown = {a for a in allowed if a not in known or not layer.is_told(a)}
-        found.append(tuple(sorted(unknown, key=layer.n_told)))
-    return tuple(found[number] for number in pattern.layout.of_event)
-
-
-def _class_table(
-    model: CostModel, facts: StepInput, pattern: Pattern, found: Heads
-) -> NDArray[np.float64]:
-    """Return (n_classes, 6, K) numbers: see `_Layer.numbers`."""
-    own, layout = pattern.own_sizes(facts.sizes), pattern.layout
-    table = np.zeros((len(layout.classes), 6, len(model.menu.names)))
-    for number, (index, neighbours) in enumerate(layout.classes):
-        layer = _Layer(model, facts, pattern.events[index].family, neighbours)
-        is_last = number == layout.of_event[-1]
-        beyond = found.beyond_bytes if is_last else {}
-        table[number] = layer.numbers(own[index], beyond)
-    return table
-
-
-def _gap_table(
-    model: CostModel, facts: StepInput, layout: Layout
-) -> NDArray[np.float64]:
-    """Return (n_gaps, 2): net and excess."""
-    rows = []
-    for pair in layout.gaps:
-        key = gap_key(facts, pair)
-        net, excess = model.net(*key), model.excess(*key)
-        rows.append((net.predict(facts.sizes), excess.predict(facts.sizes)))
-    return np.array(rows).reshape(-1, 2)
+    layers = _layers(model, facts, pattern)
+    pairs = zip(pattern.layout.of_event, actions, strict=True)
+    return tuple(round(layers[number].flops(action)) for number, action in pairs)

@@ -23,8 +23,6 @@ _MOST_READINGS = 8
 """Readings of one shape that are kept."""
 _REPEATS = 2
 """Readings of one shape after which it needs no fit."""
-_WHOLE = 0.05
-"""A count by a polynomial is this near to a whole number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,23 +202,6 @@ class Series:
             return max(map(max, self._samples.readings.values()))
         return max(own) if self._samples.kind.nonnegative else median(own)
 
-    def exact(self, sizes: Sizes) -> int | None:
-        """Return a count that is known to the last digit; None where it is not.
-
-        As it was counted at that shape, each time the same; or by a polynomial that
-        explains every sample exactly.
-        """
-        samples = self._samples
-        own = samples.readings.get(sizes, ())
-        if own:
-            return round(own[0]) if min(own) == max(own) else None
-        fit = samples.fit() if len(sizes) == len(samples.high) else None
-        if fit is None or not fit.is_exact or fit.outside(sizes, samples.high):
-            return None
-        value, _ = self._answer(fit, sizes)
-        is_whole = math.isfinite(value) and abs(value - round(value)) < _WHOLE
-        return round(value) if is_whole else None
-
     def doubt(self, sizes: Sizes) -> str:
         """Return why a prediction at these sizes is not trusted; "" if it is."""
         samples = self._samples
@@ -241,42 +222,6 @@ class Series:
                 return reason
             _, why_not = self._answer(fit, sizes)
         return f"the predictor failed: {why_not}" if why_not else ""
-
-    def has(self, sizes: Sizes) -> bool:
-        """Whether this very shape was measured."""
-        return sizes in self._samples.readings
-
-    @property
-    def noise(self) -> float:
-        """How far two readings of the same thing differ."""
-        return self._samples.kind.noise
-
-    @property
-    def is_excess(self) -> bool:
-        """Whether it is a peak's rise over the level it began at."""
-        return self._samples.kind.is_excess
-
-    @property
-    def is_trusted(self) -> bool:
-        """Whether there is a fit that may speak of shapes not measured."""
-        fit = self._samples.fit()
-        return fit is not None and fit.is_trusted(self._scale)
-
-    @property
-    def is_exact(self) -> bool:
-        """Whether a fit explains every reading."""
-        fit = self._samples.fit()
-        return fit is not None and fit.is_exact
-
-    @property
-    def error(self) -> float:
-        """The error at a shape left out of the fit; infinite where there is none."""
-        fit = self._samples.fit()
-        return math.inf if fit is None else fit.error
-
-    def medians(self) -> list[tuple[Sizes, float]]:
-        """Return each shape's sizes and median, the oldest first."""
-        return [(s, median(own)) for s, own in self._samples.readings.items()]
 
     def _answer(self, fit: Fit, sizes: Sizes) -> tuple[float, str]:
         """Ask a fit; NaN where it fails, and why it did."""

@@ -562,7 +562,8 @@ def _between(mark: Mark, level: float) -> SegmentSample:
 
 def _cost(event: Measured, menu: Menu) -> dict[str, float]:
     """Return what was counted, by the action that runs it again."""
-    if not (event.flops or event.held_bytes):
+    is_kept = event.action == menu.first  # its forward was not counted
+    if not event.flops and (is_kept or not event.held_bytes):
         return {}
     rerun = menu.least if event.action == menu.first else event.action
     return {rerun: float(event.early_flops or event.flops)}

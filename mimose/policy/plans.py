@@ -14,18 +14,23 @@ from functools import partial
 import numpy as np
 from cachetools import LRUCache
 
-from mimose.cost.costs import extra_flops
-from mimose.cost.growth import Growth, plan_growth
 from mimose.cost.learner import Learner
 from mimose.cost.model import CostModel
-from mimose.cost.problem import Memory, doubt, fill_problem
+from mimose.cost.problem import (
+    Growth,
+    Memory,
+    doubt,
+    extra_flops,
+    fill_problem,
+    plan_growth,
+)
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.planners import InfeasibleBudgetError as _Infeasible
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
 from mimose.planners.timeline import judge
 from mimose.predictors import GrowthBound
 from mimose.records import Phase
-from mimose.types import Context, Sizes, StepInput, Uncounted
+from mimose.types import Context, Sizes, StepInput
 from mimose.worker import Lane, lock
 
 _SPARE = 0.01
@@ -48,8 +53,6 @@ class Decision:
     """Predicted."""
     flops: tuple[int, ...] = ()
     """Recomputed by each layer call under the plan, as far as they are known."""
-    uncounted: Uncounted = field(default_factory=dict)
-    """Recomputations whose FLOPs are not known yet."""
     cache_hit: bool = False
     released_bytes: float = 0.0
     """Outputs of the last step that were taken to go in this one."""
@@ -75,7 +78,6 @@ class CachedPlan:
     growth: Growth
     flops: tuple[int, ...]
     """As in `Decision`."""
-    uncounted: Uncounted
     headroom_bytes: float
     """What it was made for."""
     version: int
@@ -364,15 +366,13 @@ def _with_costs(
     model: CostModel, facts: StepInput, memory: Memory, plan: Plan, growth: Growth
 ) -> CachedPlan:
     pattern = model.pattern(facts)
-    flops, uncounted = extra_flops(model, facts, plan.actions)
     return CachedPlan(
         plan,
         tuple(event.name for event in pattern.events),
         pattern.by_unit(plan.actions, otherwise=model.menu.first),
         pattern.calls,
         growth,
-        flops,
-        uncounted,
+        extra_flops(model, facts, plan.actions),
         memory.headroom_bytes,
         model.version,
         pattern.between,

@@ -159,14 +159,13 @@ class Policy:
             reason = self._too_small(error, memory)
             return Decision("fallback", None, reason=reason)
         is_new = learner.n_steps < _MEASURED_STEPS or beyond > 0.0
-        is_measured = is_new or model.patterns[context].is_missing
-        decision = replace(_decision(made, memory), is_measured=is_measured)
+        decision = replace(_decision(made, memory), is_measured=is_new)
         if share < 1.0:
             return replace(decision, phase="step_down")
         tried = self._tried(model, facts, decision, made)
         if tried is not None:
             return tried
-        if not (is_first or beyond > 0.0 or model.patterns[context].is_missing):
+        if not (is_first or beyond > 0.0):
             self.plans.keep(facts, made, memory, usable)
         return decision
 
@@ -245,7 +244,6 @@ class Policy:
             chosen=made.chosen,
             growth_bytes=made.growth_bytes,
             flops=made.flops,
-            uncounted=made.uncounted,
         )
 
     # ------------------------------------------------------------------ after a step
@@ -458,7 +456,6 @@ def _decision(made: CachedPlan, memory: Memory, *, cache_hit: bool = False) -> D
         made,
         made.growth.bytes(memory.released_bytes),
         made.flops,
-        made.uncounted,
         cache_hit,
         memory.released_bytes,
     )

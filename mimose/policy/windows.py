@@ -20,8 +20,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any, TypeAlias
 
-from mimose.cost.patterns import as_tuples
-from mimose.cost.size_rules import SizeRule
+from mimose.cost.pattern import SizeRule, as_tuples
 from mimose.types import MOST_CONTEXTS, Context, StepInput
 
 Parts: TypeAlias = tuple[StepInput, ...]

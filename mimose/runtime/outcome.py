@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from mimose.budget import format_bytes
 from mimose.cost.learner import Learner
-from mimose.cost.measured_step import ran_least
+from mimose.cost.measured import ran_least
 from mimose.memory.marks import without_readings
 from mimose.memory.meters import Meter
 from mimose.memory.optimizer import OptimizerWatch

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mimose.cost.measured_step import with_step
+from mimose.cost.measured import with_step
 from mimose.cost.model import CostModel
 from mimose.cost.problem import (
     Memory,
@@ -20,7 +20,7 @@ from mimose.types import (
     StepSample,
 )
 
-FOLD = ActionSpec(name="fold", code="f", resources=frozenset({"transfer"}))
+FOLD = ActionSpec(name="fold", code="f", resources=frozenset({"replay"}))
 MENU = Menu((KEEP, FOLD, RECOMPUTE))
 NAMES = ("keep", "fold", "recompute")
 N_EVENTS = 5
@@ -28,7 +28,8 @@ N_EVENTS = 5
 HELD = {"keep": 100.0, "fold": 40.0, "recompute": 10.0}
 FORWARD = {"keep": 120.0, "fold": 130.0, "recompute": 30.0}
 BACKWARD = {"keep": 50.0, "fold": 55.0, "recompute": 60.0}
-NET = {"keep": 5.0, "fold": 5.0, "recompute": 5.0}
+NET = 5.0
+LET_GO = 2.0
 COST = {"fold": 4.0, "recompute": 20.0}
 ENOUGH = (8, 24, 16, 12, 20, 32)
 
@@ -56,13 +57,14 @@ def _step(n, actions):
                 event.held_bytes,
                 {a: FORWARD[a] * n for a in NAMES},
                 {action: BACKWARD[action] * n},
-                {} if action == "keep" else {action: NET[action] * n},
+                {action: NET * n},
                 {a: COST[a] * n for a in COST},
             )
         )
-    gap, head = SegmentSample(3.0 * n, 8.0 * n), SegmentSample(2.0 * n, 30.0 * n)
+    head = SegmentSample(2.0 * n, 30.0 * n)
     loss = SegmentSample(1.0 * n, 4.0 * n)
-    gaps = (gap,) * len(actions)
+    gone = [0.0, *(LET_GO * (action == "keep") for action in actions[:-1])]
+    gaps = tuple(SegmentSample((3.0 - less) * n, 8.0 * n) for less in gone)
     return events, StepSample(tuple(samples), gaps, head, loss, True)
 
 
@@ -102,13 +104,14 @@ def test_one_action_teaches_all(collected):
     assert [28.0 * HELD[a] for a in NAMES] == pytest.approx(problem.held_bytes[4])
     expected = [28.0 * FORWARD[a] for a in NAMES]
     assert expected == pytest.approx(problem.forward_excess_bytes[0])
-    assert [0.0, 28.0 * 4, 28.0 * 20] == pytest.approx(problem.cost[0])
+    rebuilt = 25.0 * (HELD["keep"] - HELD["fold"])
+    assert [0.0, 28.0 * (4 + rebuilt), 28.0 * 20] == pytest.approx(problem.cost[0])
     # Nobody has seen a backward of the others: it is taken to be the least's, beyond
     # what an action brings back.
     brought = [100.0 - HELD[a] for a in NAMES]
     expected = [28.0 * (60 + more) for more in brought]
     assert expected == pytest.approx(problem.backward_excess_bytes[0])
-    assert 28.0 * 5 == pytest.approx(problem.backward_net_bytes[0])
+    assert 28.0 * NET == pytest.approx(problem.backward_net_bytes[0])
 
 
 def test_an_actions_own_backward_is_its_own(taught):
@@ -118,7 +121,20 @@ def test_an_actions_own_backward_is_its_own(taught):
     brought = {"keep": 0.0, "fold": 0.0, "recompute": 100.0 - HELD["recompute"]}
     expected = [28.0 * (BACKWARD[a] + brought[a]) for a in NAMES]
     assert expected == pytest.approx(problem.backward_excess_bytes[2])
-    assert 28.0 * NET["recompute"] == pytest.approx(problem.backward_net_bytes[2])
+
+
+def test_what_a_kept_layer_lets_go_of_is_held_less_by_it(taught):
+    """Behind kept layers the level was lower: but for the last, whose gap is the head.
+
+    What runs between is learned from steps that recompute all.
+    """
+    problem = fill_problem(taught, _facts(28), MEMORY)
+    assert [28.0 * 3] * N_EVENTS == pytest.approx(problem.gap_bytes[:-1])
+    expected = [28.0 * (HELD["keep"] - LET_GO)] * (N_EVENTS - 1)
+    assert [*expected, 28.0 * HELD["keep"]] == pytest.approx(problem.held_bytes[:, 0])
+    assert [28.0 * HELD["recompute"]] * N_EVENTS == pytest.approx(
+        problem.held_bytes[:, 2]
+    )
 
 
 def test_an_action_nothing_tells_of_is_not_chosen():

@@ -73,50 +73,6 @@ def test_the_timeline_tells_the_peak_of_any_plan(toys, meter, name):
         assert last.observed_growth_bytes == pytest.approx(predicted, rel=0.02)
 
 
-class _Convolutions(nn.Module):
-    """A layer that saves its own output; a stride rounds its length up."""
-
-    def __init__(self, stride):
-        super().__init__()
-        self.inner = nn.Conv1d(8, 16, 3, padding=1)
-        self.outer = nn.Conv1d(16, 8, 3, padding=1, stride=stride)
-
-    def forward(self, x):
-        return torch.relu(self.outer(torch.relu(self.inner(x))))
-
-
-class _Classifier(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(map(_Convolutions, (1, 1, 2)))
-        self.head = nn.Linear(8, 4)
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x.mean(2)).square().mean()
-
-
-def test_a_last_layer_that_saves_its_own_output(meter):
-    """What a head holds behind it is known from the first plan on, and goes with it.
-
-    Carried through the whole backward it is 4% of the growth here.
-    """
-    torch.manual_seed(3)
-    model = _Classifier()
-    draw = torch.Generator().manual_seed(1)
-    with mimose.attach(model, "1TiB", meter=meter) as session:
-        for _ in range(40):
-            n, length = torch.randint(60, (2,), generator=draw).tolist()
-            model(torch.randn(3 + n // 6, 8, 60 + 2 * length + n % 2)).backward()
-            model.zero_grad(set_to_none=True)
-    planned = [record for record in session.records if "keep" in record.actions]
-    assert len(planned) >= 30
-    for record in planned:
-        expected = pytest.approx(record.observed_growth_bytes, rel=5e-3)
-        assert expected == record.predicted_peak_bytes - record.start_bytes
-
-
 class _Rectified(nn.Module):
     def __init__(self):
         super().__init__()
@@ -160,49 +116,6 @@ def test_a_few_shapes_by_turns(meter):
     for record in planned[-6:]:
         expected = pytest.approx(record.observed_growth_bytes, rel=1e-3)
         assert expected == record.predicted_peak_bytes - record.start_bytes
-
-
-class _Doubling(nn.Module):
-    """Saves twice its input, and not the input."""
-
-    def __init__(self):
-        super().__init__()
-        self.up = nn.Linear(64, 128)
-        self.down = nn.Linear(128, 64)
-
-    def forward(self, x):
-        return x + self.down(torch.tanh(self.up(2 * x)))
-
-
-class _States(nn.Module):
-    """Holds all states, or the last one, until the blocks have run."""
-
-    def __init__(self, n_held):
-        super().__init__()
-        self.n_held = n_held
-        self.blocks = nn.ModuleList(_Doubling() for _ in range(8))
-
-    def forward(self, x):
-        return self.encode(2 * x).square().mean()
-
-    def encode(self, x):
-        states = [x]
-        for block in self.blocks:
-            states.append(block(states[-1]))
-            del states[: -self.n_held]
-        return states[-1]
-
-
-@pytest.mark.parametrize("n_held", [1, 9])
-def test_states_that_the_model_holds(toys, meter, n_held):
-    """Where no layer saves its input, it goes as late as the model lets go of it."""
-    batches = [torch.randn(n, 64) for n in (64, 48, 80, 56, 72, 68, 52, 76, 60, 50, 70)]
-    _, session = toys.compare(_States(n_held), batches, meter=meter)
-    planned = [r for r in session.records if r.predicted_peak_bytes is not None]
-    assert len(planned) >= 4
-    for record in planned:
-        expected = pytest.approx(record.observed_growth_bytes, rel=2e-3)
-        assert expected == record.predicted_growth_bytes
 
 
 def test_full_and_partial_masks_by_turns(toys, meter):

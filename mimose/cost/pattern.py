@@ -1,0 +1,603 @@
+"""Which events run in a context, and how their own sizes follow from the batch's.
+
+Note: [Optional events]
+Layers may be dropped at random, and a tower may run once for each image of a batch. So
+what a context knows is the superset of all sequences measured, in their order; a step
+runs some of it. Which, is told by how often each unit was called: calls are numbered,
+and a unit called less often leaves out its last calls. Where that is not true of a
+sequence, or there is no order that holds it and the others, it stands alone, and what
+was measured before is measured anew.
+
+How often a unit is called may be one of the batch's sizes (the number of images); then
+a plan is made for so many calls. Else the most calls ever seen are planned for: who
+leaves some out holds less. A step in which more ran than that is followed by one that
+is measured.
+"""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mimose.predictors import SizeMap
+from mimose.types import Sizes
+
+Calls: TypeAlias = tuple[int, ...]
+"""By unit, how often it is called; calls without a gradient included."""
+Place: TypeAlias = tuple[int, int]
+"""Of an event: its unit and call."""
+Around: TypeAlias = tuple[str, ...]
+"""The families before and after an event in its forward, "" for none: the first takes
+the gradient it makes, the second made the gradient that it takes. Behind them, where
+several forwards run before one backward, which of them it is: the first backward that
+reaches a weight makes its gradient, and the others add to it."""
+Fixed: TypeAlias = tuple[int | None, ...]
+"""Root sizes that were the same in all steps; None for those that varied."""
+
+_MOST_ROWS = 64
+"""Measured steps whose sizes are remembered."""
+_ENOUGH_ROWS = 16
+"""So many, and steps that the rules foretell are not remembered any more."""
+_MOST_SEQUENCES = 256
+"""Sequences of a pattern that are remembered."""
+
+
+class Event(NamedTuple):
+    """One call of a unit in a forward."""
+
+    name: str
+    """``name#call``."""
+    unit: int
+    call: int
+    family: str
+    part: int = 0
+    """Which forward of its window."""
+
+    @property
+    def place(self) -> Place:
+        """What tells it from the others of its context."""
+        return self.unit, self.call
+
+
+class Row(NamedTuple):
+    """The sizes of one measured step."""
+
+    root: Sizes
+    own: tuple[Sizes, ...]
+    """Every event's; () of one that did not run."""
+    calls: Calls = ()
+    """How often each unit was called."""
+
+
+class SizeRule:
+    """How one of an event's own sizes follows from the root's.
+
+    Args:
+        roots: The root's sizes in each measured step.
+        own: The event's size in each.
+
+    Attributes:
+        is_found: Whether all steps follow it.
+    """
+
+    def __init__(self, roots: Sequence[Sizes], own: Sequence[int]) -> None:
+        self._constant = own[0] if len(set(own)) == 1 else None
+        self._column = None if self._constant is not None else _column(roots, own)
+        self._map: SizeMap | None = None
+        self.is_found = True
+        if self._constant is None and self._column is None:
+            self._map = SizeMap().fit(np.array(roots), np.array(own))
+            self.is_found = bool(self._map.found_)
+
+    def __call__(self, root: Sizes) -> int:
+        """Return the own size at the root's sizes."""
+        if self._constant is not None:
+            return self._constant
+        if self._column is not None:
+            return root[self._column]
+        assert self._map is not None
+        return int(self._map.predict_one(root))
+
+
+def _column(roots: Sequence[Sizes], own: Sequence[int]) -> int | None:
+    """Return which of the root's sizes it always equals; None if none."""
+    wanted = tuple(own)
+    columns = enumerate(zip(*roots, strict=True))
+    return next((at for at, column in columns if column == wanted), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """Events and gaps, those that share all their numbers together."""
+
+    classes: list[tuple[int, Around]]
+    """(an event of the class, what is around it)."""
+    of_event: NDArray[np.intp]
+    """(E,) the class of each event."""
+    gaps: list[Around]
+    """(family before, family after), and which forward."""
+    of_gap: NDArray[np.intp]
+    """(E,) which of them is before each event."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """What all rows say, fitted once."""
+
+    maps: list[tuple[SizeRule, ...]]
+    """For each event, the rule of each of its own sizes; equal ones are one object."""
+    fixed: list[Fixed]
+    """For each event, of the steps that tell of it."""
+    layout: Layout
+    counts: Mapping[int, int]
+    """Of units that are called as often as one of the root's sizes says: which."""
+    varies: bool
+    """Whether some unit is called now more and now less often, and no size says so."""
+    n_rows: int
+    """Rows that were taken in before."""
+
+    @property
+    def are_found(self) -> bool:
+        return all(rule.is_found for rules in self.maps for rule in rules)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The events of one context, in the order in which they run; immutable.
+
+    Not every step runs all of them: Note: [Optional events]. Rules are fitted by the
+    first reader and remembered; two threads that read at once fit the same twice.
+    """
+
+    events: tuple[Event, ...]
+    rows: tuple[Row, ...] = ()
+    """Of the steps measured, a bounded number."""
+    is_ordered: bool = True
+    """Whether gradients arrive in the reverse order of the events."""
+    copies_end: str = ""
+    """Where autocast's copies of weights go: ``"head"``, ``"loss"``, or later."""
+    high: Sizes = ()
+    """The largest of each root size measured."""
+    calls: Calls = ()
+    """How often each unit is called at the most."""
+    between: tuple[Calls, ...] = ()
+    """How often it was called so far where each forward but the last has ended."""
+    varies: bool = False
+    """Whether steps of the same sizes have run different events."""
+    is_short: bool = False
+    """Whether more has run than in any step measured."""
+    structure: str = ""
+    """Names what the root is called with; contexts may share it."""
+    n_rows: int = 0
+    """Rows taken in, those dropped since included."""
+    _kept: _Rules | None = field(default=None, repr=False, compare=False)
+    """Rules that rows taken in since do not change."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was measured, ready for JSON; rules follow from it."""
+        said = {name: getattr(self, name) for name in self.__dataclass_fields__}
+        del said["_kept"]
+        return said
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Pattern:
+        """Make the pattern that ``state_dict`` told of.
+
+        Args:
+            state: What it returned.
+        """
+        said = {name: as_tuples(value) for name, value in state.items()}
+        said["events"] = tuple(Event(*each) for each in said["events"])
+        said["rows"] = tuple(Row(*row) for row in said["rows"])
+        return cls(**said)
+
+    # ------------------------------------------------------------------ sequences
+
+    def including(
+        self, ran: tuple[Event, ...], calls: Calls, between: tuple[Calls, ...] = ()
+    ) -> Pattern | None:
+        """Return the pattern that has another sequence as well.
+
+        Args:
+            ran: The events, as they ran.
+            calls: How often each unit was called.
+            between: The same where each forward but the last has ended.
+
+        Returns:
+            None where they cannot be put into one order: Note: [Optional events].
+        """
+        if (ran, calls, between) == (self.events, self.calls, self.between):
+            return self
+        if between or self.between:
+            return None
+        events = _merged(self.events, ran)
+        if events is None or _ran_of(events, calls) != ran:
+            return None
+        most = tuple(map(max, calls, self.calls))
+        if events == self.events:
+            return self if most == self.calls else self.told(calls=most)
+        index = {event.place: i for i, event in enumerate(self.events)}
+        moved = [index.get(event.place) for event in events]
+        rows = tuple(
+            row._replace(own=tuple(() if i is None else row.own[i] for i in moved))
+            for row in self.rows
+        )
+        return replace(self, events=events, rows=rows, calls=most, _kept=None)
+
+    def ran(self, calls: Calls) -> Pattern:
+        """Return the pattern of the events of steps with so many calls alone.
+
+        It is there to be read; its rows are those of all events.
+
+        Args:
+            calls: How often each unit is called.
+        """
+        if calls == self.calls or not calls:
+            return self
+        found = self._sequences.get(calls)
+        if found is None:
+            events, rules = _ran_of(self.events, calls), self._rules
+            if len(events) == len(self.events):
+                found = self.told(calls=calls)
+            else:
+                ran = [event.call < calls[event.unit] for event in self.events]
+                maps = list(itertools.compress(rules.maps, ran))
+                fixed = list(itertools.compress(rules.fixed, ran))
+                layout = _lay_out(events, maps)
+                rules = replace(rules, maps=maps, fixed=fixed, layout=layout)
+                found = replace(self, events=events, calls=calls, _kept=rules)
+            if len(self._sequences) >= _MOST_SEQUENCES:
+                self._sequences.clear()
+            self._sequences[calls] = found
+        return found
+
+    @cached_property
+    def _sequences(self) -> dict[Calls, Pattern]:
+        return {}
+
+    def expected(self, root: Sizes) -> Pattern:
+        """Return the pattern of the events that may run at these sizes.
+
+        Args:
+            root: The root's sizes.
+        """
+        return self.ran(tuple(map(min, self.calls, self._foretold(root))))
+
+    def lacks_some(self, root: Sizes) -> bool:
+        """Whether more runs than was ever measured, or is foretold to at these sizes.
+
+        Args:
+            root: The root's sizes.
+        """
+        more = map(operator.gt, self._foretold(root), self.calls)
+        return self.is_short or any(more)
+
+    def _foretold(self, root: Sizes) -> Calls:
+        counts = {} if self.varies else self._rules.counts
+        if not counts:
+            return self.calls
+        own = enumerate(self.calls)
+        return tuple(root[counts[u]] if u in counts else most for u, most in own)
+
+    @property
+    def may_vary(self) -> bool:
+        """Whether steps of the same sizes may run different events."""
+        return self.varies or self._rules.varies
+
+    def missing(self, calls: Calls) -> Pattern:
+        """Return the pattern that knows of a step in which more ran than foretold.
+
+        Args:
+            calls: How often each unit was called.
+        """
+        is_new = any(map(operator.gt, calls, self.calls))
+        return self.told(varies=True, is_short=self.is_short or is_new)
+
+    # ------------------------------------------------------------------ sizes
+
+    def taken_in(
+        self, root: Sizes, own: tuple[Sizes, ...], calls: Calls = ()
+    ) -> Pattern:
+        """Return the pattern with the sizes of one more measured step.
+
+        Args:
+            root: The root's.
+            own: Every event's own; () of one that did not run.
+            calls: How often each unit was called.
+        """
+        high = tuple(map(max, root, self.high or root))
+        row = Row(root, own, calls)
+        if row in self.rows or self._foretells(row):
+            return self.told(high=high, is_short=False)
+        known, n_rows = self._known, self.n_rows + 1
+        # Where no rule was found, another fit waits for half as many rows again.
+        waits = known is not None and not known.are_found
+        waits = waits and known is not None and n_rows < 1.5 * known.n_rows
+        return replace(
+            self,
+            rows=_bounded((*self.rows, row)),
+            high=high,
+            n_rows=n_rows,
+            is_short=False,
+            _kept=known if waits else None,
+        )
+
+    def told(self, **fields: Any) -> Pattern:
+        """Return the pattern of which something else is known than its sizes."""
+        return replace(self, **fields, _kept=self._known)
+
+    @property
+    def _known(self) -> _Rules | None:
+        """The rules, if they were fitted."""
+        known: _Rules | None = self.__dict__.get("_rules", self._kept)
+        return known
+
+    def _foretells(self, row: Row) -> bool:
+        """Whether the rules already say this, so that the row teaches nothing."""
+        if self._known is None or len(self.rows) < _ENOUGH_ROWS:
+            return False
+        pairs = zip(self.own_sizes(row.root), row.own, strict=True)
+        if any(own and own != foretold for foretold, own in pairs):
+            return False
+        return not any(map(operator.gt, row.calls, self._foretold(row.root)))
+
+    @cached_property
+    def _rules(self) -> _Rules:
+        return self._kept if self._kept is not None else self._fitted()
+
+    def _fitted(self) -> _Rules:
+        """Fit the rules of every event; equal histories share them."""
+        roots = [row.root for row in self.rows]
+        histories = _filled(self.events, [row.own for row in self.rows])
+        found: dict[tuple[tuple[int, ...], tuple[bool, ...]], SizeRule] = {}
+        shared: dict[tuple[Sizes, ...], tuple[tuple[SizeRule, ...], Fixed]] = {}
+        for history in histories:
+            if history in shared:
+                continue
+            is_there = tuple(map(bool, history))
+            told = list(itertools.compress(roots, is_there))
+            columns = zip(*filter(None, history), strict=True)
+            keys = [(tuple(column), is_there) for column in columns]
+            for key in keys:
+                if key not in found:
+                    found[key] = SizeRule(told, key[0])
+            shared[history] = tuple(found[key] for key in keys), _fixed(told)
+        maps = [shared[history][0] for history in histories]
+        fixed = [shared[history][1] for history in histories]
+        counts, varies = self._fitted_counts(roots)
+        layout = _lay_out(self.events, maps)
+        return _Rules(maps, fixed, layout, counts, varies, self.n_rows)
+
+    def _fitted_counts(self, roots: Sequence[Sizes]) -> tuple[dict[int, int], bool]:
+        """Return which sizes tell how often units are called; and if some do not."""
+        counts, varies = {}, False
+        columns = zip(*(row.calls for row in self.rows), strict=True)
+        for unit, own in enumerate(columns):
+            if len(set(own)) > 1:
+                column = _column(roots, own)
+                varies = varies or column is None
+                if column is not None:
+                    counts[unit] = column
+        return counts, varies
+
+    @property
+    def layout(self) -> Layout:
+        """The events and gaps, those that share all their numbers together."""
+        return self._rules.layout
+
+    def make_rules(self) -> None:
+        """Fit the rules, which are remembered, before anybody asks for them."""
+        if self.rows:
+            _ = self._rules
+
+    @property
+    def follows_rules(self) -> bool:
+        """Whether every event's sizes follow from the root's by a rule."""
+        return self._rules.are_found
+
+    def reaches_further(self, root: Sizes) -> bool:
+        """Whether a size that never varied is larger now: rules take it as constant.
+
+        Events that ran in few steps have their sizes from these alone.
+
+        Args:
+            root: The root's sizes.
+        """
+        return any(
+            seen is not None and now > seen
+            for fixed in set(self._rules.fixed)
+            for seen, now in zip(fixed, root, strict=bool(fixed))
+        )
+
+    def own_sizes(self, root: Sizes) -> list[Sizes]:
+        """Return every event's own sizes at the root's sizes."""
+        done: dict[int, Sizes] = {}
+        for rules in self._rules.maps:
+            if id(rules) not in done:
+                done[id(rules)] = tuple(rule(root) for rule in rules)
+        return [done[id(rules)] for rules in self._rules.maps]
+
+    # ------------------------------------------------------------------ plans
+
+    def events_until(self, part: int) -> int:
+        """Return how many events have run where one of the forwards has ended.
+
+        Args:
+            part: Which of them.
+        """
+        return sum(event.part <= part for event in self.events)
+
+    def by_unit(
+        self, actions: Sequence[str], otherwise: str
+    ) -> tuple[tuple[str, ...], ...]:
+        """Sort a plan's actions by unit and call.
+
+        Args:
+            actions: One an event.
+            otherwise: What calls do that are no events: they made no gradients, as in
+                frozen layers, and save nothing.
+        """
+        by_unit = [[otherwise] * n_calls for n_calls in self.calls]
+        for event, action in zip(self.events, actions, strict=True):
+            by_unit[event.unit][event.call] = action
+        return tuple(tuple(calls) for calls in by_unit)
+
+
+# --------------------------------------------------------------------------- sequences
+
+
+def _merged(known: Sequence[Event], ran: Sequence[Event]) -> tuple[Event, ...] | None:
+    """Return the sequence that holds two, each in its order; None if there is none.
+
+    Args:
+        known: One that holds all measured before.
+        ran: Another one.
+    """
+    families = {event.place: event.family for event in known}
+    if any(families.get(e.place, e.family) != e.family for e in ran):
+        return None
+    found: list[Event] = []
+    left, right = list(reversed(known)), list(reversed(ran))
+    of_known, of_ran = ({e.place for e in events} for events in (known, ran))
+    while left and right:
+        if left[-1].place == right[-1].place:
+            found.append(left.pop())
+            right.pop()
+        elif right[-1].place not in of_known:
+            # Between two that both have, calls go by turns, and units in their order.
+            is_free = left[-1].place not in of_ran
+            comes_first = is_free and _turn(left[-1]) < _turn(right[-1])
+            found.append((left if comes_first else right).pop())
+        elif left[-1].place not in of_ran:
+            found.append(left.pop())
+        else:
+            return None
+    return (*found, *reversed(left), *reversed(right))
+
+
+def _turn(event: Event) -> tuple[int, int]:
+    return event.call, event.unit
+
+
+def _ran_of(events: Iterable[Event], calls: Calls) -> tuple[Event, ...]:
+    """Return the events of a step whose units were called so often."""
+    return tuple(event for event in events if event.call < calls[event.unit])
+
+
+# ------------------------------------------------------------------------------ layout
+
+
+def around_of(events: Sequence[Event]) -> list[Around]:
+    """Return, for each event, what is around it in its forward."""
+    last = events[-1].part if events else 0
+    found: list[Around] = []
+    for before, event, after in zip(
+        [None, *events], events, [*events[1:], None], strict=False
+    ):
+        pair = (
+            other.family if other is not None and other.part == event.part else ""
+            for other in (before, after)
+        )
+        which = (f"{event.part + 1}/{last + 1}",) if last else ()
+        found.append((*pair, *which))
+    return found
+
+
+def gaps_of(events: Sequence[Event]) -> list[Around]:
+    """Return, for each event, the families around the gap before it, and where."""
+    pairs = zip(events, around_of(events), strict=True)
+    return [(before, event.family, *which) for event, (before, _, *which) in pairs]
+
+
+def _lay_out(events: Sequence[Event], maps: Sequence[tuple[SizeRule, ...]]) -> Layout:
+    """Put events and gaps together that share all their numbers.
+
+    Args:
+        events: In their order.
+        maps: For each, the rules of its own sizes; equal ones are one object.
+    """
+    classes: dict[tuple[str, Around, int], int] = {}
+    members: list[tuple[int, Around]] = []
+    of_event = []
+    for index, (event, around) in enumerate(
+        zip(events, around_of(events), strict=True)
+    ):
+        key = event.family, around, id(maps[index])
+        if key not in classes:
+            classes[key] = len(members)
+            members.append((index, around))
+        of_event.append(classes[key])
+    pairs = gaps_of(events)
+    gaps = list(dict.fromkeys(pairs))
+    of_gap = [gaps.index(pair) for pair in pairs]
+    return Layout(
+        members,
+        np.array(of_event, dtype=np.intp),
+        gaps,
+        np.array(of_gap, dtype=np.intp),
+    )
+
+
+# -------------------------------------------------------------------------------- rows
+
+
+def _filled(
+    events: Sequence[Event], rows: Sequence[tuple[Sizes, ...]]
+) -> list[tuple[Sizes, ...]]:
+    """Return each event's own sizes in all rows, completed by those of its like.
+
+    Events of one family whose sizes were the same wherever both ran have one rule, and
+    what is known of each is known of all.
+
+    Args:
+        events: Of all rows.
+        rows: Every event's own sizes; () where it did not run.
+    """
+    histories = list(zip(*rows, strict=True))
+    if all(own for row in rows for own in row):
+        return histories
+    groups: dict[str, list[list[Sizes]]] = {}
+    member: list[list[Sizes]] = []
+    for event, history in zip(events, histories, strict=True):
+        own_groups = groups.setdefault(event.family, [])
+        group = next((g for g in own_groups if _is_alike(g, history)), None)
+        if group is None:
+            group = list(history)
+            own_groups.append(group)
+        else:
+            group[:] = [old or own for old, own in zip(group, history, strict=True)]
+        member.append(group)
+    return [tuple(group) for group in member]
+
+
+def _is_alike(group: Sequence[Sizes], history: Sequence[Sizes]) -> bool:
+    both = [pair for pair in zip(group, history, strict=True) if all(pair)]
+    return bool(both) and all(one == other for one, other in both)
+
+
+def _fixed(roots: Sequence[Sizes]) -> Fixed:
+    columns = zip(*roots, strict=True)
+    return tuple(column[0] if len(set(column)) == 1 else None for column in columns)
+
+
+def _bounded(rows: tuple[Row, ...]) -> tuple[Row, ...]:
+    """Drop the oldest row that is not the largest in any size, if they are too many."""
+    if len(rows) <= _MOST_ROWS:
+        return rows
+    high = tuple(map(max, *(row.root for row in rows)))
+    for index, row in enumerate(rows):
+        if not any(map(operator.eq, row.root, high)):
+            return rows[:index] + rows[index + 1 :]
+    return rows[1:]
+
+
+def as_tuples(value: Any) -> Any:
+    """Turn lists, as JSON brings them back, into tuples, however nested."""
+    return tuple(map(as_tuples, value)) if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,92 @@
+"""Which events run in a context, and how their sizes follow from the batch's."""
+
+import numpy as np
+import pytest
+
+from mimose.cost.pattern import Event, Pattern
+from mimose.predictors import SizeMap
+
+
+def _events(text):
+    """Turn ``"a0 b0 a1"`` into events of the units a and b."""
+    return tuple(
+        Event(f"{word[0]}#{word[1:]}", ord(word[0]) - ord("a"), int(word[1:]), "f")
+        for word in text.split()
+    )
+
+
+def _calls(events):
+    return tuple(sum(e.unit == unit for e in events) for unit in range(4))
+
+
+@pytest.mark.parametrize(
+    ("known", "ran", "expected"),
+    [
+        ("a0 b0 c0", "a0 c0", "a0 b0 c0"),
+        ("b0 d0", "a0 c0", "a0 b0 c0 d0"),
+        ("a0 b0 a1 b1 c0", "a0 b0 c0", "a0 b0 a1 b1 c0"),
+        ("a0 b0", "b0 a0", None),
+    ],
+)
+def test_one_sequence_holds_both(known, ran, expected):
+    """Each stays in its order, whatever the other leaves out; else there is none."""
+    known, ran = _events(known), _events(ran)
+    pattern = Pattern(known, calls=_calls(known)).including(ran, _calls(ran))
+    found = pattern and " ".join(e.name.replace("#", "") for e in pattern.events)
+    assert expected == found
+
+
+def _called(counts):
+    """Return the pattern of one unit that was called so often, by a root size."""
+    most = max(n for _, n in counts)
+    pattern = Pattern(_events(" ".join(f"a{i}" for i in range(most))), calls=(most,))
+    for size, n in counts:
+        own = (*(((9,),) * n), *(((),) * (most - n)))
+        pattern = pattern.taken_in((7, size), own, (n,))
+    return pattern
+
+
+def test_calls_follow_from_a_size_of_the_batch_or_are_the_most_seen():
+    """One plan is for three images, another for two; where sizes do not tell, for all.
+
+    A step in which more ran than that refutes the rule.
+    """
+    images = _called([(1, 1), (2, 2), (3, 3)])
+    assert [1, 2, 3] == [len(images.expected((7, n)).events) for n in (1, 2, 3)]
+    assert not images.may_vary
+    assert images.lacks_some((7, 4))
+    drawn = _called([(8, 1), (16, 3), (24, 1)])
+    assert {3} == {len(drawn.expected((7, n)).events) for n in (8, 16)}
+    assert drawn.may_vary
+    refuted = images.missing((3,))
+    assert 3 == len(refuted.expected((7, 1)).events)
+    assert not refuted.is_short
+    more = images.missing((4,))
+    assert more.lacks_some((7, 1))
+    assert not more.taken_in((7, 1), ((9,), (), ()), (1,)).lacks_some((7, 1))
+
+
+def test_rows_that_follow_no_rule_are_bounded_and_seldom_fitted(monkeypatch):
+    """The largest and the newest rows stay; hopeless fits get ever rarer."""
+    n_fits = 0
+    fit = SizeMap.fit
+
+    def counted(self, *args):
+        nonlocal n_fits
+        n_fits += 1
+        return fit(self, *args)
+
+    monkeypatch.setattr(SizeMap, "fit", counted)
+    pattern = Pattern((Event("a#0", 0, 0, "f"),), calls=(1,))
+    rng = np.random.default_rng(0)
+    largest = (9, 1000)
+    pattern = pattern.taken_in(largest, ((777,),), (1,))
+    for _ in range(600):
+        root = tuple(int(n) for n in rng.integers(1, (8, 900)))
+        pattern = pattern.taken_in(root, ((int(rng.integers(1, 900)),),), (1,))
+        assert len(pattern.own_sizes(root)) == 1
+    assert not pattern.follows_rules
+    assert len(pattern.rows) == 64
+    assert largest in [row.root for row in pattern.rows]
+    assert root == pattern.rows[-1].root
+    assert n_fits < 25
