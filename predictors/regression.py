@@ -40,7 +40,6 @@ EXACT_REACH, REACH = 4.0, 1.25
 The longest batch may come early; what was not explained may turn out as anything."""
 _DEGREE, _POWER = 3, 2
 """Of a monomial, and of one size in it."""
-_MOST_TERMS = 8
 _DEVIATIONS = 3.0
 """How many times the noise a sample that is explained may be off."""
 _OF_NOISE, _OF_SCALE = 20.0, 0.02
@@ -202,8 +201,7 @@ def _chosen(design: Floats, target: Floats, tolerance: float) -> list[int]:
         target: (n_samples,) to be explained.
         tolerance: By which samples that are explained may be off.
     """
-    most = min(max(1, len(target) - 1), _MOST_TERMS)
-    chosen = _forward(design, target, tolerance, most)
+    chosen = _forward(design, target, tolerance, max(1, len(target) - 1))
     if _largest_rest(design[:, chosen], target) > tolerance:
         few = [chosen[:n] for n in range(1, max(1, len(target) // 2) + 1)]
         return min(few, key=lambda own: _least_squares(design[:, own], target)[1].max())

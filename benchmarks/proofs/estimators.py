@@ -1,0 +1,115 @@
+"""Which estimator tells what layers hold, after sixteen shapes?
+
+Mimose's Table IV compares regressors of one scalar. Here each estimator is given what
+`attach(predictor=...)` gives it: for each family of layers the sizes that vary, and the
+bytes that a call was measured to hold, of models that are trained on the simulated
+device. The first sixteen shapes are fitted, the others predicted.
+
+    python -m benchmarks.proofs estimators
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import torch
+from sklearn.dummy import DummyRegressor
+from sklearn.ensemble import GradientBoostingRegressor
+from sklearn.linear_model import LinearRegression
+from sklearn.pipeline import make_pipeline
+from sklearn.preprocessing import PolynomialFeatures, StandardScaler
+from sklearn.svm import SVR
+from sklearn.tree import DecisionTreeRegressor
+
+from benchmarks.proofs import common
+from benchmarks.proofs.common import Answer, Bar, Measured, Settings
+from benchmarks.proofs.loop import Loop
+from benchmarks.proofs.models import ModelSpec, by_name, names_of
+from benchmarks.proofs.numbers import percent, quantile
+from mimose.predictors import Estimator, Fit, LeastSquares
+from mimose.session import attach
+
+QUESTION = "Which estimator tells what layers hold, after sixteen shapes?"
+OPTIONS = (common.device("sim"), common.count("--steps", 32, "a model"))
+
+_SPECS = by_name(
+    ModelSpec("bert", {"batch": (4, 12), "length": (64, 256)}),
+    ModelSpec("gpt2", {"batch": (4, 12), "length": (64, 256)}),
+    ModelSpec("t5", {"batch": (4, 8), "source": (64, 256), "target": (32, 128)}),
+)
+ESTIMATORS: Mapping[str, Callable[[], Estimator]] = {
+    "least squares, chosen terms": LeastSquares,
+    "line": LinearRegression,
+    "quadratic": lambda: make_pipeline(PolynomialFeatures(2), LinearRegression()),
+    "support vectors": lambda: make_pipeline(StandardScaler(), SVR(C=1e9)),
+    "tree": lambda: DecisionTreeRegressor(random_state=0),
+    "boosted trees": lambda: GradientBoostingRegressor(random_state=0),
+}
+_FITTED = 16
+_BAR = 1e-6
+
+
+def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+    """Train every model, and judge the estimators by all of its layers."""
+    names = names_of(_SPECS, settings.models)
+    rows: list[Measured] = []
+    for name in names:
+        task = {"model": name, "steps": options.steps}
+        rows += common.measured("estimators", settings, **task)
+    answer = Answer(rows=list(rows))
+    for estimator in ESTIMATORS:
+        own = [row for row in rows if row["estimator"] == estimator]
+        errors = [row["off"] for row in own]
+        line = {
+            "estimator": estimator,
+            "error p50": percent(quantile(errors, 0.5), 3),
+            "error p99": percent(quantile(errors, 0.99), 3),
+            "fit ms": quantile((row["fit_seconds"] * 1e3 for row in own), 0.5),
+        }
+        answer.table.append(line)
+    first = next(iter(ESTIMATORS))
+    default = [row["off"] for row in rows if row["estimator"] == first]
+    answer.bars.append(Bar("the default's error, p99", quantile(default, 0.99), _BAR))
+    return answer
+
+
+def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """Train one model, then fit what its layers held."""
+    spec = _SPECS[task["model"]]
+    loop = Loop(spec.build(task["seed"], task["device"]))
+    generator = torch.Generator().manual_seed(task["seed"])
+    with attach(
+        loop.model,
+        common.AMPLE_BYTES,
+        predictor=DummyRegressor(),  # is never believed, so that all is measured
+        refine=False,
+        meter=loop.meter,
+    ) as session:
+        for _ in range(task["steps"]):
+            loop.step(spec.batch(spec.draw(generator), generator))
+        series = session.state_dict()["cost_model"]["series"]
+    for (kind, family, *what), told in series:
+        if kind == "exact" and what[0] == "held" and len(told["samples"]) > _FITTED:
+            for row in compared(told["samples"]):
+                yield {"model": spec.model, "family": family, "action": what[1], **row}
+
+
+def compared(
+    samples: Sequence[tuple[Sequence[int], Sequence[float]]],
+) -> Iterator[dict[str, Any]]:
+    """Fit the first samples by each estimator; yield its error at each of the others.
+
+    Args:
+        samples: Sizes and readings of each shape.
+    """
+    readings = {tuple(sizes): own for sizes, own in samples[:_FITTED]}
+    for name, make in ESTIMATORS.items():
+        begin = time.perf_counter()
+        fit = Fit(make(), readings, 0.0, is_peak=False)
+        seconds = time.perf_counter() - begin
+        for sizes, own in samples[_FITTED:]:
+            off = abs(fit.predict(tuple(sizes)) / own[0] - 1.0)
+            yield {"estimator": name, "off": off, "fit_seconds": seconds}
