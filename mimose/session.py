@@ -450,7 +450,7 @@ class Session:
             peak_bytes=self.peak_bytes,
             units=self._n_units,
             plans=self._engine.policy.plans,
-            margin=self._engine.policy.margin.margin(),
+            margin=self._engine.policy.margin.share,
             kept_units=dict(self._engine.findings.kept),
             uncalled_units=told.never_called,
             **self._engine.footprint.summary(),

@@ -1,8 +1,6 @@
 """Predictors: how bytes and FLOPs follow from sizes, learned from few samples."""
 
-from .fragmentation import FragmentationAllowance
-from .limit import LearnedLimit
-from .margin import GrowthBound
+from .margin import FragmentationAllowance, LearnedLimit, SafetyMargin
 from .regression import REACH, Estimator, Fit, LeastSquares, check_estimator
 from .sizes import Rule, SizeMap, Term
 from .throughput import (
@@ -22,11 +20,11 @@ __all__ = [
     "Estimator",
     "Fit",
     "FragmentationAllowance",
-    "GrowthBound",
     "LearnedLimit",
     "LeastSquares",
     "MethodModel",
     "Rule",
+    "SafetyMargin",
     "Series",
     "SizeMap",
     "Term",

@@ -28,7 +28,7 @@ from mimose.exceptions import InfeasibleBudgetError
 from mimose.planners import InfeasibleBudgetError as _Infeasible
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
 from mimose.planners.timeline import judge
-from mimose.predictors import GrowthBound
+from mimose.predictors import SafetyMargin
 from mimose.records import Phase
 from mimose.types import Context, Sizes, StepInput
 from mimose.worker import Lane, lock
@@ -126,7 +126,7 @@ class Plans:
         self,
         learner: Learner,
         planner: Planner,
-        margin: GrowthBound,
+        margin: SafetyMargin,
         cache_size: int,
         refiner: Planner | None,
     ) -> None:

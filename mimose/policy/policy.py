@@ -24,7 +24,7 @@ from mimose.planners import Plan, Planner, PlanningProblem, safest_plan
 from mimose.policy.least_peaks import LeastPeaks
 from mimose.policy.plans import CachedPlan, Decision, Plans, best_plan
 from mimose.policy.windows import OTHERS, Windows, covers, joined
-from mimose.predictors import REACH, GrowthBound
+from mimose.predictors import REACH, SafetyMargin
 from mimose.records import TRIED
 from mimose.types import MOST_CONTEXTS, Context, StepInput
 
@@ -76,7 +76,7 @@ class Policy:
         self._learner = learner
         self._planner = planner
         self._raises = raises
-        self.margin = GrowthBound(noise_bytes=5.0 * noise_bytes)
+        self.margin = SafetyMargin(noise_bytes=5.0 * noise_bytes)
         self.plans = Plans(learner, planner, self.margin, cache_size, refiner)
         self.windows = Windows()
         self.least_peaks = LeastPeaks()
@@ -356,7 +356,7 @@ class Policy:
         if doubt(model, facts) or model.varies(facts.context):  # it may run less
             return None
         least = safest_plan(fill_problem(model, facts, memory)).peak_bytes
-        growth = (least - memory.start_bytes) * (1.0 - self.margin.margin())
+        growth = (least - memory.start_bytes) * (1.0 - self.margin.share)
         return memory.start_bytes + growth
 
     def explain(
@@ -375,7 +375,7 @@ class Policy:
         noise = self.margin.noise_bytes
         plan, _ = best_plan(self._planner, model, facts, memory, within, noise)
         why = f"planner {plan.planner}" + (" (proved optimal)" if plan.optimal else "")
-        return problem, plan, f"{why}, with a margin of {self.margin.margin():.1%}"
+        return problem, plan, f"{why}, with a margin of {self.margin.share:.1%}"
 
     def problem(self, facts: StepInput, memory: Memory) -> PlanningProblem:
         """Fill the planning problem of exact sizes, nothing taken off the budget.
@@ -425,7 +425,7 @@ class Policy:
     def _too_small(self, error: InfeasibleBudgetError, memory: Memory) -> str:
         """Say what the least plan comes to, and what tensors may."""
         least, most = map(format_bytes, (error.least_peak_bytes, memory.budget_bytes))
-        margin = f"{self.margin.margin():.1%}"
+        margin = f"{self.margin.share:.1%}"
         told = (
             f"no plan is predicted to keep the budget: the least peak is {least}, the "
             f"margin of {margin} left out, and tensors may hold {most}"
