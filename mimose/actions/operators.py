@@ -3,15 +3,11 @@
 An entry says where the operator's operands are to be had: on the node's edges, among
 what it has saved, or, for the epsilon of a norm, with the module that owns the norm's
 weight. A number that an operator was given and did not save, as the 1 of
-``1 + tanh(x)``, and a tensor without gradient, such as a mask among the call's
-arguments, are found by trial. All that is rebuilt is compared with what is there before
-anything is let go, in full when a recipe is made, and by a sum of its words in each
-call.
+``1 + tanh(x)``, ends what can be rebuilt, and so does a mask that was added.
 """
 
 from __future__ import annotations
 
-import enum
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -28,15 +24,6 @@ _UNSIGNED = 2**63
 """Dimensions from here on are negative ones, saved as they lie in memory."""
 
 
-class Given(enum.Enum):
-    """Where an operand is, if neither on an edge nor among what the node saved."""
-
-    NUMBER = enum.auto()
-    """A number, or a tensor without gradient, that was not saved."""
-    EPSILON = enum.auto()
-    """An attribute of the module whose parameter edge 1 leads to."""
-
-
 @dataclass(frozen=True, slots=True)
 class Operand:
     """Where one operand of a node's operator is to be had."""
@@ -45,8 +32,8 @@ class Operand:
     """From who made it; None where no gradient can flow to it."""
     saved: str = ""
     """Else from what the node has saved under this name."""
-    given: Given | None = None
-    """Else from there; None where it cannot be had."""
+    is_epsilon: bool = False
+    """Else an attribute of the module whose parameter edge 1 leads to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +65,7 @@ _aten: Any = torch.ops.aten
 _X = (Operand(0, "self"),)
 _X_ONLY = (Operand(0),)
 _TWO = (Operand(0, "self"), Operand(1, "other"))
-_SUM = (Operand(0, given=Given.NUMBER), Operand(1, given=Given.NUMBER))
+_SUM = (Operand(0), Operand(1))
 
 
 def _saved(name: str) -> Settings:
@@ -274,7 +261,7 @@ OPERATORS: Mapping[str, Operator] = {
             Operand(0, "input"),
             Operand(1, "weight"),
             Operand(2, "bias"),
-            Operand(None, given=Given.EPSILON),
+            Operand(None, is_epsilon=True),
         ),
         _layer_norm,
         _saved("normalized_shape"),

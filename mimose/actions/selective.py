@@ -1,0 +1,1133 @@
+"""Selective recomputation: what a layer's cheap operators saved goes, and is rebuilt.
+
+After a layer's forward its part of autograd's graph is walked. What activations, norms,
+dropout, pools and products of tensors have saved is let go by hooks on single nodes,
+and rebuilt in backward by running just these operators again on what is still there:
+what products of matrices, convolutions and attention have made stays. No module of the
+layer is replaced, and no dispatch mode is needed.
+
+How to rebuild is found once for each kind of layer and graph, and told as plain data,
+a recipe: positions of nodes and names of what they saved. All that it rebuilds is
+compared bit by bit with what is there before anything goes, in the call that it was
+made of and in each layer's first measured call that has room for it. From then on the
+graph, and how its tensors lie, have to be alike; whatever else an operator is told is
+read from its node, and an epsilon from the module that owns the norm's weight.
+
+Note: [Positions]
+Nodes are numbered in the order of one walk from the outputs, and everything else speaks
+of numbers: a node would hold the graph, and the graph what was to be freed. Two calls
+whose graphs have equal signatures number the same nodes alike.
+
+Note: [What is held]
+Hooks hold tensors without a graph, and no node: a graph that goes takes all of it
+along. Every tensor has its version beside it: what was edited since would be rebuilt to
+something else, which is an error and not a gradient.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import enum
+import itertools
+import math
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Sequence as Several
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, NamedTuple, NoReturn, TypeAlias
+
+import cachetools
+import numpy as np
+import torch
+from torch import nn
+
+from mimose.actions.base import Means, Probe, UnitCall
+from mimose.actions.flags import pack_flags, unpack_flags
+from mimose.actions.keep import Keep
+from mimose.actions.operators import OPERATORS, Operand, settings_of
+from mimose.exactness.unit import Unit
+from mimose.exceptions import RecomputationError, first_line
+from mimose.inputs.shapes import argument_tensors
+from mimose.memory.marks import Counted
+from mimose.memory.out_of_memory import is_out_of_memory
+from mimose.planners import ActionSpec
+from mimose.tensors import bits, same_bits, tensors_in, version
+from mimose.torch_private import (
+    NO_GRAPH_TASK,
+    base_of,
+    current_graph_task,
+    next_sequence_number,
+    output_of,
+    parameters_of,
+    saved_handle,
+    saved_names,
+    saved_value,
+    sequence_number,
+    storage_key,
+    top_saved_hooks,
+)
+
+_MOST_NODES = 4096
+"""A call with more is kept."""
+_MOST_KINDS = 256
+"""Kinds of layers and graphs that are remembered."""
+_MOST_MADE = 64
+"""Recipes made for one layer; of a layer that needs more nothing is let go."""
+_NOISE_SAMPLE = 256
+"""Elements that tell dropout's noise from other tensors."""
+
+ACCUMULATE = "torch::autograd::AccumulateGrad"
+"""The kind of the node at which a parameter's gradient ends."""
+_BATCH_NORM = "NativeBatchNormBackward0"
+
+Edge: TypeAlias = "tuple[str, int, int]"
+"""What an operand is: ``("node", number, output)``, ``("input", which, 0)``,
+``("outside", 0, 0)`` for what neither was given nor made by the layer, or ``("", 0,
+0)`` where no gradient flows."""
+_NOWHERE: Edge = ("", 0, 0)
+_OUTSIDE: Edge = ("outside", 0, 0)
+_KINDS: dict[type, str] = {}
+"""Names of nodes by their Python type, where each name has its own."""
+
+
+class Value(NamedTuple):
+    """An output of a node."""
+
+    node: int
+    output: int
+
+
+class Slot(NamedTuple):
+    """A tensor that a node has saved."""
+
+    node: int
+    name: str
+
+
+# ------------------------------------------------------------------ the graph
+
+
+class Nodes:
+    """The nodes of one call, by position: Note: [Positions].
+
+    Args:
+        outputs: What the layer returned that has a graph.
+        inputs: The tensors that it was given.
+        began: The sequence number when it was entered: older nodes are not its own.
+
+    Raises:
+        LookupError: There are too many.
+    """
+
+    def __init__(
+        self, outputs: Several[torch.Tensor], inputs: Several[torch.Tensor], began: int
+    ) -> None:
+        self._inputs: dict[tuple[Any, int], int] = {}
+        for number, tensor in enumerate(inputs):
+            if tensor.requires_grad and tensor.grad_fn is not None:
+                self._inputs.setdefault((tensor.grad_fn, tensor.output_nr), number)
+        self.nodes: list[Any] = []
+        self.kinds: list[str] = []
+        self._number: dict[Any, int] = {}
+        self.edges: list[tuple[Edge, ...]] = []
+        for tensor in outputs:
+            self._enter(tensor.grad_fn, began)
+        for node in self.nodes:  # which grows meanwhile
+            self.edges.append(self._edges_of(node, began))
+            if len(self.nodes) > _MOST_NODES:
+                msg = f"more than {_MOST_NODES} nodes"
+                raise LookupError(msg)
+
+    def _edges_of(self, node: Any, began: int) -> tuple[Edge, ...]:
+        edges: list[Edge] = []
+        number, inputs = self._number, self._inputs
+        for following in node.next_functions:
+            behind, output = following
+            if behind is None:
+                edges.append(_NOWHERE)
+            elif following in inputs:
+                edges.append(("input", inputs[following], 0))
+            elif behind in number or self._enter(behind, began):
+                edges.append(("node", number[behind], output))
+            else:
+                edges.append(_OUTSIDE)
+        return tuple(edges)
+
+    def _enter(self, node: Any, began: int) -> bool:
+        """Give a node its number; return whether it is the layer's own."""
+        if node in self._number:
+            return True
+        kind = _KINDS.get(type(node)) or _kind_of(node)
+        if kind != ACCUMULATE and sequence_number(node) < began:
+            return False
+        self._number[node] = len(self.nodes)
+        self.nodes.append(node)
+        self.kinds.append(kind)
+        return True
+
+    def value_of(self, tensor: torch.Tensor) -> Value | None:
+        """Return who made a tensor, if that is a node of the layer."""
+        number = self._number.get(tensor.grad_fn)
+        return None if number is None else Value(number, tensor.output_nr)
+
+    def weight_of(self, node: int) -> torch.Tensor | None:
+        """Return the weight that a norm is given, as a module owns it; None without."""
+        kind, number, _ = self.edges[node][1]
+        if kind == "node" and self.kinds[number] == ACCUMULATE:
+            weight: torch.Tensor = self.nodes[number].variable
+            return weight
+        if "weight" in saved_names(self.nodes[node]):
+            frozen: torch.Tensor | None = saved_value(self.nodes[node], "weight")
+            return frozen
+        return None
+
+
+def _kind_of(node: Any) -> str:
+    name: str = node.name()
+    if name == _BATCH_NORM and not saved_value(node, "training"):
+        return f"{name} in evaluation mode"
+    if name == ACCUMULATE or (name in OPERATORS and name != _BATCH_NORM):
+        _KINDS[type(node)] = name
+    return name
+
+
+class Ran(NamedTuple):
+    """A call of a layer that has just run, nothing dropped yet."""
+
+    module: nn.Module
+    inputs: Several[torch.Tensor]
+    """The tensors that it was given."""
+    outputs: Several[torch.Tensor]
+    """Those returned that have a graph."""
+    nodes: Nodes
+    edited: tuple[int, ...]
+    """Those of the inputs, by number, that were changed in place meanwhile."""
+    paths: tuple[str, ...]
+    """Where the inputs were among the call's arguments."""
+
+    def signature(self) -> tuple[object, ...]:
+        """Return what must be equal for positions to mean the same."""
+        pairs = tuple(zip(self.nodes.kinds, self.nodes.edges, strict=True))
+        return type(self.module), pairs, self.edited, self.paths
+
+
+@dataclass(slots=True)
+class Saved:
+    """A storage that nodes of the layer have saved."""
+
+    slots: list[Slot] = field(default_factory=list)
+    root: Value | None = None
+    """Who made the whole of it; None where no node of the layer did."""
+    shown: Value | None = None
+    """The value that does in its place, for the one node that has saved it."""
+    is_fixed: bool = False
+    """Whether dropping it frees nothing, for somebody else holds it."""
+
+
+class Graph:
+    """What one call has saved, while all of it is there.
+
+    It holds the graph: it lives as long as a recipe is made of it, or compared.
+
+    Args:
+        ran: The call.
+
+    Raises:
+        RuntimeError: A saved tensor was edited in place.
+    """
+
+    def __init__(self, ran: Ran) -> None:
+        self.nodes = ran.nodes
+        self.kinds = ran.nodes.kinds
+        self.slots: dict[Slot, torch.Tensor] = {}
+        self.storages: dict[int, Saved] = {}
+        self.slot_of: dict[Value, Slot] = {}
+        """Where a value itself was saved."""
+        self.hidden: dict[int, set[str]] = collections.defaultdict(set)
+        """By node, what it has saved in a way that cannot be looked at."""
+        self._inputs = [_key(tensor) for tensor in ran.inputs]
+        own = itertools.chain(ran.module.parameters(), ran.module.buffers())
+        held = set(map(_key, itertools.chain(own, ran.inputs, ran.outputs)))
+        for slot, tensor in self._saved_tensors():
+            self.slots[slot] = tensor
+            if _key(tensor) != -1:
+                self._take_in(slot, tensor, held)
+        for storage in self.storages.values():
+            storage.shown = self._shown(storage)
+
+    def _saved_tensors(self) -> Iterator[tuple[Slot, torch.Tensor]]:
+        for number, node in enumerate(self.nodes.nodes):
+            for name in saved_names(node):
+                handle = saved_handle(node, name)
+                if isinstance(handle, tuple) or handle.unpack_hook is not None:
+                    self.hidden[number].add(name)
+                    continue  # a list of tensors; or somebody has hooks inside
+                tensor = saved_value(node, name)
+                if isinstance(tensor, torch.Tensor):
+                    yield Slot(number, name), tensor
+
+    def _take_in(self, slot: Slot, tensor: torch.Tensor, held: set[int]) -> None:
+        key = _key(tensor)
+        storage = self.storages.setdefault(key, Saved(is_fixed=key in held))
+        storage.slots.append(slot)
+        value = self.nodes.value_of(tensor) or self._cloned(slot)
+        if value is not None:
+            self.slot_of.setdefault(value, slot)
+            storage.root = self._root(value)
+
+    def _shown(self, storage: Saved) -> Value | None:
+        """Return an output, saved elsewhere, that shows all that is read of a storage.
+
+        ReLU6's backward asks where its operand lay beyond its bounds, and there its
+        output lies on them. In place it has saved a copy of its operand for that.
+        """
+        (number, name), *others = storage.slots
+        operator = OPERATORS.get(self.kinds[number])
+        if operator is None or operator.shown != name or others:
+            return None
+        value = Value(number, 0)
+        output, operand = self.slot_of.get(value), self.slots[storage.slots[0]]
+        return value if output and _lie_alike(self.slots[output], operand) else None
+
+    def _cloned(self, slot: Slot) -> Value | None:
+        """Return the value that a node which edits its operand has saved a copy of."""
+        operator = OPERATORS.get(self.kinds[slot.node])
+        for operand in (operator and operator.operands) or ():
+            if operand.saved == slot.name and operand.edge is not None:
+                kind, number, output = self.nodes.edges[slot.node][operand.edge]
+                if kind == "node" and self.kinds[number] != ACCUMULATE:
+                    return Value(number, output)
+        return None
+
+    def _root(self, value: Value) -> Value:
+        """Return the value whose storage this one lies in, behind all views."""
+        operator = OPERATORS.get(self.kinds[value.node])
+        while operator is not None and operator.is_view:
+            kind, number, output = self.nodes.edges[value.node][0]
+            if kind != "node" or self.kinds[number] == ACCUMULATE:
+                break
+            value = Value(number, output)
+            operator = OPERATORS.get(self.kinds[number])
+        return value
+
+    def saved_input(self, number: int) -> Slot | None:
+        """Return where an input was saved: autograd minds if that is edited."""
+        storage = self.storages.get(self._inputs[number])
+        return None if storage is None else storage.slots[0]
+
+    def storage_of(self, slot: Slot) -> int:
+        """Return the key of the storage that a saved tensor lies in; -1 for none."""
+        return _key(self.slots[slot])
+
+    def are_positions(self, slot: Slot) -> bool:
+        """Whether a pool has saved positions under a name."""
+        operator = OPERATORS.get(self.kinds[slot.node])
+        return operator is not None and operator.positions == slot.name
+
+
+def _lie_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors lie alike, each in a storage of one size."""
+    return (
+        one.shape == other.shape
+        and one.stride() == other.stride()
+        and one.storage_offset() == other.storage_offset()
+        and one.untyped_storage().nbytes() == other.untyped_storage().nbytes()
+    )
+
+
+def _key(tensor: torch.Tensor) -> int:
+    """Return what names a tensor's storage; -1 where it lies in none."""
+    is_strided = tensor.layout == torch.strided
+    return storage_key(tensor.untyped_storage()) if is_strided else -1
+
+
+def looks(slots: Iterable[Slot], ran: Ran) -> tuple[object, ...] | None:
+    """Return how the tensors lie that some nodes of a call have saved.
+
+    A graph's kinds and edges say nothing of layouts, nor of two tensors that are one in
+    one call and two in another: precision, the order of strides, whether it fills its
+    storage, which sizes are one, whom it shares its storage with, how often it was
+    edited.
+
+    Args:
+        slots: Which.
+        ran: The call.
+
+    Returns:
+        Equal for calls that lie alike; None where a tensor cannot be looked at.
+
+    Raises:
+        RuntimeError: One was edited in place since it was saved.
+    """
+    sharing: dict[int, int] = {}
+    for tensor in (*ran.inputs, *ran.outputs):
+        sharing.setdefault(_key(tensor), len(sharing))
+    found: list[object] = []
+    for node, name in slots:
+        behind = ran.nodes.nodes[node]
+        if saved_handle(behind, name).unpack_hook is not None:
+            return None
+        tensor = saved_value(behind, name)
+        if not isinstance(tensor, torch.Tensor):
+            return None
+        shared = sharing.setdefault(_key(tensor), len(sharing))
+        found.append((shared, *_look(tensor, ran.nodes)))
+    return tuple(found)
+
+
+def _look(tensor: torch.Tensor, nodes: Nodes) -> tuple[object, ...]:
+    if tensor.layout != torch.strided:
+        return (tensor.dtype, tensor.layout)
+    # Weights and inputs are edited by others; a view is as old as its base.
+    made = base_of(tensor)
+    made = tensor if made is None else made
+    is_own = made.grad_fn is not None and nodes.value_of(made) is not None
+    shape = tensor.shape
+    ones = tuple(size == 1 for size in shape) if 1 in shape else len(shape)
+    offset = tensor.storage_offset()
+    fills = not offset and tensor.nbytes == tensor.untyped_storage().nbytes()
+    order: object = None
+    if not tensor.is_contiguous():
+        strides = tensor.stride()
+        dims = sorted(
+            (d for d, size in enumerate(shape) if size != 1), key=lambda d: -strides[d]
+        )
+        order = tuple((d, strides[d] == 0) for d in dims)
+    edits = version(tensor) if is_own else -1
+    return (tensor.dtype, edits, ones, fills, bool(offset), order)
+
+
+# ------------------------------------------------------------------ the recipe
+
+
+class Source(enum.Enum):
+    """What a step of a recipe is."""
+
+    RUN = enum.auto()
+    """A node's operator, run again."""
+    PART = enum.auto()
+    """One of several outputs of such a run."""
+    SAVED = enum.auto()
+    """What a node has saved, and keeps."""
+    WHOLE = enum.auto()
+    """The same, but all of its storage, as it was when it was made."""
+    INPUT = enum.auto()
+    WEIGHT = enum.auto()
+    NOISE = enum.auto()
+    """Zeros and one other number, held as bits."""
+    POSITIONS = enum.auto()
+    """Where a pool found what it took, held in few bytes."""
+    EPSILON = enum.auto()
+    NOTHING = enum.auto()
+
+
+class Step(NamedTuple):
+    """One step of a recipe."""
+
+    source: Source
+    node: int = -1
+    name: str = ""
+    """Of what is saved; of the attribute; of the kind that is run."""
+    operands: tuple[int, ...] = ()
+    """Steps before it."""
+    told: Any = None
+    """Which output, which input, whose attribute."""
+
+
+_PACKED = (Source.NOISE, Source.POSITIONS)
+_MADE = (*_PACKED, Source.RUN, Source.PART)
+_READ = (*_PACKED, Source.SAVED, Source.WHOLE)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Recipe:
+    """How to rebuild what one kind of call lets go."""
+
+    steps: tuple[Step, ...]
+    readers: tuple[int, ...]
+    """By step: how often it is asked for in one backward."""
+    drops: tuple[tuple[Slot, int], ...]
+    """What is let go, and the step that rebuilds it."""
+    needs: Mapping[int, tuple[int, ...]]
+    """By step that rebuilds what is let go: all steps that it takes, itself as well."""
+    slots: tuple[Slot, ...]
+    """All that it reads or lets go."""
+    shown: Mapping[Slot, Slot]
+    """Of what is let go, what another tensor stands for, and where that is saved."""
+    looks: tuple[object, ...] = ()
+    """How those tensors lay in the call that it was made of."""
+
+
+class BarrierError(RuntimeError):
+    """A value cannot be rebuilt; the text says which kind of node is in the way."""
+
+
+class _Program:
+    """Puts together the steps that rebuild values, with some storages gone.
+
+    Args:
+        graph: The call's.
+        module: The layer.
+        dropped: Keys of the storages that are gone.
+    """
+
+    def __init__(self, graph: Graph, module: nn.Module, dropped: Iterable[int]) -> None:
+        self._graph = graph
+        self._module = module
+        self._witnesses: set[Slot] = set()
+        self._dropped = set(dropped)
+        self._roots = {
+            storage.root: storage.slots[0]
+            for storage in graph.storages.values()
+            if storage.root is not None
+        }
+        self._steps: list[Step] = []
+        self._at: dict[object, int] = {}
+
+    def recipe(self, storages: Iterable[Saved]) -> Recipe:
+        """Return the recipe that rebuilds storages.
+
+        Raises:
+            BarrierError: One cannot be.
+        """
+        drops: list[tuple[Slot, int]] = []
+        shown: dict[Slot, Slot] = {}
+        for storage in storages:
+            for slot in storage.slots:
+                value = storage.shown or storage.root
+                if storage.shown is not None:
+                    shown[slot] = self._graph.slot_of[storage.shown]
+                step = self._slot(slot) if value is None else self.value(value)
+                drops.append((slot, step))
+        steps = self._steps
+        readers = [0] * len(steps)
+        for index in itertools.chain(
+            *(step.operands for step in steps), (step for _, step in drops)
+        ):
+            readers[index] += 1
+        slots = {Slot(s.node, s.name) for s in steps if s.source in _READ}
+        slots |= self._witnesses | {slot for slot, _ in drops} | set(shown.values())
+        needs = {index: self._behind(index) for _, index in drops}
+        return Recipe(
+            tuple(steps),
+            tuple(readers),
+            tuple(drops),
+            needs,
+            tuple(sorted(slots)),
+            shown,
+        )
+
+    def _behind(self, index: int) -> tuple[int, ...]:
+        """Return all steps that one takes."""
+        found, stack = set(), [index]
+        while stack:
+            one = stack.pop()
+            if one not in found:
+                found.add(one)
+                stack.extend(self._steps[one].operands)
+        return tuple(sorted(found))
+
+    def _add(self, key: object, step: Step) -> int:
+        if key not in self._at:
+            self._at[key] = len(self._steps)
+            self._steps.append(step)
+        return self._at[key]
+
+    def _is_kept(self, slot: Slot) -> bool:
+        return self._graph.storage_of(slot) not in self._dropped
+
+    def _slot(self, slot: Slot) -> int:
+        if self._is_kept(slot):
+            return self._add(slot, Step(Source.SAVED, *slot))
+        key = self._graph.storage_of(slot)
+        if self._graph.storages[key].root is not None:
+            raise BarrierError(self._graph.kinds[slot.node])
+        is_pool = self._graph.are_positions(slot)
+        source = Source.POSITIONS if is_pool else Source.NOISE
+        return self._add((source, key), Step(source, *slot))
+
+    def value(self, value: Value) -> int:
+        """Return the step that comes to a value.
+
+        Raises:
+            BarrierError: There is none.
+        """
+        if value in self._at:
+            return self._at[value]
+        slot = self._graph.slot_of.get(value)
+        if slot is not None and self._is_kept(slot):
+            return self._slot(slot)
+        slot = self._roots.get(value)
+        if slot is not None and self._is_kept(slot):
+            return self._add(value, Step(Source.WHOLE, *slot, told=value))
+        kind = self._graph.kinds[value.node]
+        if kind == ACCUMULATE:
+            return self._add(value, Step(Source.WEIGHT, value.node))
+        run = self._run(value.node, kind)
+        if OPERATORS[kind].has_many:
+            part = Step(Source.PART, operands=(run,), told=value.output)
+            return self._add(value, part)
+        self._at[value] = run
+        return run
+
+    def _run(self, node: int, kind: str) -> int:
+        key = "run", node
+        if key in self._at:
+            return self._at[key]
+        operator = OPERATORS.get(kind)
+        if operator is None:
+            raise BarrierError(kind)
+        n_edges = len(self._graph.nodes.edges[node])
+        wanted = operator.operands or tuple(map(Operand, range(n_edges)))
+        operands = tuple([self._operand(node, operand) for operand in wanted])
+        return self._add(key, Step(Source.RUN, node, kind, operands))
+
+    def _operand(self, node: int, operand: Operand) -> int:
+        edge = _NOWHERE
+        if operand.edge is not None:
+            edge = self._graph.nodes.edges[node][operand.edge]
+        kind, number, output = edge
+        if kind == "node":
+            return self.value(Value(number, output))
+        if kind == "input":
+            witness = self._graph.saved_input(number)
+            if witness is None:
+                raise BarrierError(kind)  # nobody minds if it is edited later
+            self._witnesses.add(witness)
+            return self._add(edge, Step(Source.INPUT, told=number))
+        slot = Slot(node, operand.saved)
+        if slot in self._graph.slots:
+            return self._slot(slot)
+        if operand.is_epsilon:
+            return self._epsilon(node)
+        is_absent = operand.saved and operand.saved not in self._graph.hidden[node]
+        if kind == "outside" or not is_absent:
+            raise BarrierError(self._graph.kinds[node])
+        return self._add("nothing", Step(Source.NOTHING))
+
+    def _epsilon(self, node: int) -> int:
+        """Find the epsilon of the module whose weight a norm is given."""
+        weight = self._graph.nodes.weight_of(node)
+        for path, owner in self._module.named_modules():
+            if any(weight is own for own in parameters_of(owner).values()):
+                names = [
+                    name
+                    for name, value in vars(owner).items()
+                    if isinstance(value, float) and "eps" in name
+                ]
+                if weight is not None and len(names) == 1:
+                    step = Step(Source.EPSILON, node, names[0], told=path)
+                    return self._add(("epsilon", node), step)
+        raise BarrierError(self._graph.kinds[node])
+
+
+def make_recipe(ran: Ran) -> Recipe | None:
+    """Return how to rebuild all that one call can let go; None where nothing can.
+
+    Args:
+        ran: The call, nothing dropped yet.
+    """
+    graph = Graph(ran)
+    dropped = {
+        key: storage
+        for key, storage in graph.storages.items()
+        if not storage.is_fixed and _is_droppable(graph, ran.module, key, storage)
+    }
+    while dropped:
+        recipe = _Program(graph, ran.module, dropped).recipe(dropped.values())
+        right = {
+            key: storage
+            for key, storage in dropped.items()
+            if comes_out(recipe, graph, ran, storage.slots)
+        }
+        if len(right) == len(dropped):
+            found = looks(recipe.slots, ran)
+            if found is None:
+                return None
+            return replace(recipe, looks=found)
+        dropped = right
+    return None
+
+
+def _is_droppable(graph: Graph, module: nn.Module, key: int, storage: Saved) -> bool:
+    value = storage.shown or storage.root
+    if value is None:
+        return all(_can_be_packed(graph, slot) for slot in storage.slots)
+    operator = OPERATORS.get(graph.kinds[value.node])
+    if value.output and operator is not None and not operator.is_view:
+        return False  # a norm's mean and deviation: small, and dear to find again
+    try:
+        _Program(graph, module, (key,)).value(value)
+    except BarrierError:
+        return False
+    return True
+
+
+def _can_be_packed(graph: Graph, slot: Slot) -> bool:
+    """Whether what a node has saved can be held in fewer bytes."""
+    tensor = graph.slots[slot]
+    if graph.are_positions(slot):
+        return tensor.dtype == torch.int64 and tensor.is_contiguous()
+    return tensor.grad_fn is None and noise_scale(tensor) is not None
+
+
+def comes_out(recipe: Recipe, graph: Graph, ran: Ran, slots: Iterable[Slot]) -> bool:
+    """Whether a recipe rebuilds what some nodes have saved, to the bit.
+
+    Args:
+        recipe: To be tried.
+        graph: The call's, all saved tensors there.
+        ran: The call.
+        slots: What is to be compared.
+    """
+    sources = _sources(recipe, ran)
+    for index, step in enumerate(recipe.steps):
+        if step.source in _PACKED:
+            tensor = graph.slots[Slot(step.node, step.name)].detach()
+            sources[index] = _packed(step, tensor, ran)
+    wanted = set(slots)
+    for slot, target in recipe.drops:
+        if slot not in wanted:
+            continue
+        was = graph.slots[recipe.shown.get(slot, slot)].detach()
+        try:
+            # Each by itself: all at once would need as much memory as was to be freed.
+            made = Rebuild(recipe, _refuse_trial).value(target, sources)
+            now = _placed(made, was.shape, was.stride(), int(was.storage_offset()))
+        except RuntimeError as error:  # laid out otherwise, or an operator refuses
+            if is_out_of_memory(error):
+                raise
+            return False
+        if made.untyped_storage().nbytes() != was.untyped_storage().nbytes():
+            return False
+        if not same_bits(now, was):
+            return False
+    return True
+
+
+def _refuse_trial(why: str) -> NoReturn:
+    raise RuntimeError(why)
+
+
+def _placed(
+    rebuilt: torch.Tensor, shape: torch.Size, stride: tuple[int, ...], offset: int
+) -> torch.Tensor:
+    """Return a tensor's own view of the storage it lies in, which was rebuilt."""
+    is_whole = rebuilt.shape == shape and rebuilt.stride() == stride
+    if is_whole and rebuilt.storage_offset() == offset:
+        return rebuilt
+    return rebuilt.as_strided(shape, stride, offset)
+
+
+# ------------------------------------------------------------------ the backward
+
+
+class Place(NamedTuple):
+    """How a dropped tensor lay in its storage, and what it is rebuilt from.
+
+    It lives until the node that has saved the tensor lets go of it, and so does what
+    it alone is rebuilt from.
+    """
+
+    step: int
+    shape: torch.Size
+    stride: tuple[int, ...]
+    offset: int
+    n_bytes: int
+    sources: Mapping[int, Any]
+
+
+class Rebuild:
+    """Rebuilds what one call let go, each tensor once as long as it is needed.
+
+    Args:
+        recipe: The call's.
+        refuse: Raises the error that names the layer.
+    """
+
+    __slots__ = ("_left", "_made", "_recipe", "_refuse", "_task")
+
+    def __init__(self, recipe: Recipe, refuse: Callable[[str], NoReturn]) -> None:
+        self._recipe = recipe
+        self._refuse = refuse
+        self._made: dict[int, Any] = {}
+        self._left = list(recipe.readers)
+        self._task = NO_GRAPH_TASK
+
+    def unpack(self, place: Place) -> torch.Tensor:
+        """Return a dropped tensor, as a hook on it has to.
+
+        Each backward counts its readers anew: one may be of a part of the graph.
+
+        Raises:
+            RecomputationError: What it is made of was changed meanwhile.
+        """
+        task = current_graph_task()
+        if task != self._task or task == NO_GRAPH_TASK:
+            self._task, self._left = task, list(self._recipe.readers)
+            self._made.clear()
+        accelerator = torch.accelerator.current_accelerator()
+        kinds = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
+        with torch.no_grad(), contextlib.ExitStack() as stack:
+            for kind in filter(torch.is_autocast_enabled, kinds):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+            try:
+                rebuilt = self.value(place.step, place.sources)
+            except RecomputationError:
+                raise
+            except RuntimeError as error:
+                if is_out_of_memory(error):
+                    raise
+                self._refuse(f"an operator refuses: {first_line(error)}")
+            if rebuilt.untyped_storage().nbytes() != place.n_bytes:
+                self._refuse("what it saved was rebuilt with another layout")
+            return _placed(rebuilt, place.shape, place.stride, place.offset)
+
+    def value(self, index: int, sources: Mapping[int, Any]) -> Any:
+        """Return what a step comes to; after its last reader it is let go."""
+        self._left[index] -= 1
+        is_last = self._left[index] <= 0
+        if index in self._made:
+            return self._made.pop(index) if is_last else self._made[index]
+        step = self._recipe.steps[index]
+        source = sources[index]
+        if step.source is Source.RUN:
+            operands = [self.value(operand, sources) for operand in step.operands]
+            operator = OPERATORS[step.name]
+            is_mine = operator.edit is not None and self._is_mine(step.operands[0])
+            run = operator.edit if is_mine and operator.edit else operator.run
+            made = run(source, *operands)
+        elif step.source is Source.PART:
+            made = self.value(step.operands[0], sources)[step.told]
+        elif step.source in _PACKED:
+            made = _unpacked(source)
+        elif isinstance(source, tuple):
+            made, counted = source
+            if version(made) != counted:
+                self._refuse("a tensor that others are rebuilt from was edited")
+        else:
+            made = source
+        if not is_last and step.source in _MADE:
+            self._made[index] = made
+        return made
+
+    def _is_mine(self, index: int) -> bool:
+        """Whether what a step comes to is new, and read once in a backward."""
+        step = self._recipe.steps[index]
+        if self._recipe.readers[index] > 1:
+            return False
+        if step.source is Source.PART:
+            step = self._recipe.steps[step.operands[0]]
+        return step.source is Source.RUN and OPERATORS[step.name].is_fresh
+
+
+def drop(recipe: Recipe, ran: Ran, refuse: Callable[[str], NoReturn]) -> float:
+    """Let go what a recipe can rebuild, and have it rebuilt in backward.
+
+    Args:
+        recipe: Right for this call.
+        ran: The call.
+        refuse: Raises the error that names the layer.
+
+    Returns:
+        The bytes that went, less those that are held in their place.
+    """
+    rebuild = Rebuild(recipe, refuse)
+    sources = _sources(recipe, ran)
+    freed: dict[object, int] = {}
+
+    def pack(slot: Slot, step: int, tensor: torch.Tensor) -> Place:
+        tensor = tensor.detach()
+        n_bytes = tensor.untyped_storage().nbytes()
+        key = slot if slot in recipe.shown else step
+        if key not in freed:
+            freed[key] = n_bytes
+            own = recipe.steps[step]
+            if own.source in _PACKED:
+                sources[step] = _packed(own, tensor, ran)
+                freed[key] -= sources[step][0].untyped_storage().nbytes()
+        return Place(
+            step,
+            tensor.shape,
+            tensor.stride(),
+            int(tensor.storage_offset()),
+            n_bytes,
+            {index: sources[index] for index in recipe.needs[step]},
+        )
+
+    # What is packed first: others may be rebuilt from it.
+    drops = sorted(recipe.drops, key=lambda d: recipe.steps[d[1]].source not in _PACKED)
+    for slot, step in drops:
+        handle = saved_handle(ran.nodes.nodes[slot.node], slot.name)
+        handle.register_hooks(partial(pack, slot, step), rebuild.unpack)
+    return float(sum(freed.values()))
+
+
+def _sources(recipe: Recipe, ran: Ran) -> dict[int, Any]:
+    """Read what a recipe's steps begin with: a tensor and its version, settings, ...
+
+    Raises:
+        RuntimeError: A saved tensor was edited in place.
+    """
+    return {index: _source(step, ran) for index, step in enumerate(recipe.steps)}
+
+
+def _source(step: Step, ran: Ran) -> Any:
+    nodes = ran.nodes.nodes
+    if step.source is Source.RUN:
+        return settings_of(step.name, nodes[step.node])
+    if step.source is Source.EPSILON:
+        return getattr(ran.module.get_submodule(step.told), step.name)
+    if step.source in (Source.SAVED, Source.WHOLE):
+        tensor: torch.Tensor = saved_value(nodes[step.node], step.name).detach()
+        if step.source is Source.WHOLE:  # contiguous, as recipes have tried
+            number, output = step.told
+            shape = tuple(output_of(nodes[number], output).shape)
+            stride = torch.empty(shape, device="meta").stride()
+            tensor = tensor.as_strided(shape, stride, 0)
+    elif step.source is Source.INPUT:
+        tensor = ran.inputs[step.told].detach()
+    elif step.source is Source.WEIGHT:
+        tensor = nodes[step.node].variable.detach()
+    else:
+        return None
+    return tensor, version(tensor)
+
+
+# ------------------------------------------------------------------ in fewer bytes
+
+
+class _Noise(NamedTuple):
+    """Dropout's noise, zeros and one other number, a bit an element."""
+
+    bits: torch.Tensor
+    scale: float
+    shape: torch.Size
+    dtype: torch.dtype
+
+
+class _Positions(NamedTuple):
+    """Positions within planes, as integers of 16 or 32 bits where these tell them."""
+
+    values: torch.Tensor
+
+
+class _Plain(NamedTuple):
+    """A tensor that is no noise this time, as it is."""
+
+    values: torch.Tensor
+
+
+def _packed(step: Step, tensor: torch.Tensor, ran: Ran) -> _Noise | _Positions | _Plain:
+    if step.source is Source.NOISE:
+        return _pack_noise(tensor)
+    plane = saved_value(ran.nodes.nodes[step.node], "self").shape[-2:].numel()
+    small = (t for t in (torch.int16, torch.int32) if plane <= torch.iinfo(t).max)
+    return _Positions(tensor.to(next(small, torch.int64)))
+
+
+def _unpacked(packed: _Noise | _Positions | _Plain) -> torch.Tensor:
+    if isinstance(packed, _Plain):
+        return packed.values
+    if isinstance(packed, _Positions):
+        return packed.values.to(torch.int64)
+    is_there = unpack_flags(packed.bits, math.prod(packed.shape))
+    if packed.dtype == torch.bool:
+        # A storage of its own: there may be more flags than elements in that one.
+        return is_there.clone().view(packed.shape)
+    return is_there.to(packed.dtype).mul_(packed.scale).view(packed.shape)
+
+
+def noise_scale(tensor: torch.Tensor) -> float | None:
+    """Return the number beside zero in what looks like noise; None if it does not.
+
+    On a CPU dropout multiplies by a tensor of zeros and ``1 / (1 - p)``; on
+    accelerators it saves a mask of bytes.
+    """
+    is_mask = tensor.dtype == torch.bool
+    if not ((is_mask or tensor.is_floating_point()) and tensor.is_contiguous()):
+        return None
+    if tensor.storage_offset() or tensor.numel() < _NOISE_SAMPLE:
+        return None
+    if tensor.untyped_storage().nbytes() != tensor.numel() * tensor.element_size():
+        return None
+    if is_mask:
+        return 1.0
+    found = sorted(set(tensor.detach().reshape(-1)[:_NOISE_SAMPLE].tolist()))
+    if len(found) != 2 or found[0] != 0.0 or not math.isfinite(found[1]):
+        return None
+    return float(found[1])
+
+
+def _pack_noise(tensor: torch.Tensor) -> _Noise | _Plain:
+    """Return noise as bits; the tensor itself, if it is another this time."""
+    scale = noise_scale(tensor)
+    if scale is None:
+        return _Plain(tensor)
+    if tensor.dtype == torch.bool:
+        flags = tensor.reshape(-1)
+        return _Noise(pack_flags(flags), scale, tensor.shape, tensor.dtype)
+    flat = bits(tensor).reshape(-1)
+    number = bits(torch.tensor(scale, dtype=tensor.dtype)).item()
+    # A third number, or minus zero, is not zero and not that number.
+    if flat.is_cpu:  # NumPy compares ten times as fast there
+        is_number = flat.numpy() == number
+        if np.count_nonzero(is_number) != np.count_nonzero(flat.numpy()):
+            return _Plain(tensor)
+        flags = torch.from_numpy(is_number)
+    else:
+        flags = flat == number
+        if bool((flags != (flat != 0)).any()):
+            return _Plain(tensor)
+    return _Noise(pack_flags(flags), scale, tensor.shape, tensor.dtype)
+
+
+# ------------------------------------------------------------------ the action
+
+
+class _Known:
+    """A recipe, and for which layers it was compared in full."""
+
+    def __init__(self, recipe: Recipe, module: nn.Module) -> None:
+        self.recipe = recipe
+        self.came_out: MutableMapping[nn.Module, bool] = weakref.WeakKeyDictionary()
+        self.came_out[module] = True
+
+
+class Selective:
+    """Holds what products of matrices have made, and rebuilds the rest.
+
+    Args:
+        spec: The action's.
+    """
+
+    def __init__(self, spec: ActionSpec) -> None:
+        self.spec = spec
+        self._keep = Keep()
+        self._known: MutableMapping[object, list[_Known]] = cachetools.LRUCache(
+            _MOST_KINDS
+        )
+        self._n_made: MutableMapping[nn.Module, int] = weakref.WeakKeyDictionary()
+
+    def anew(self, means: Means) -> Selective:
+        """Return the same action, which knows no recipe yet."""
+        del means
+        return Selective(self.spec)
+
+    def refuses(self, unit: Unit) -> str:
+        """Return why nothing of a call can be let go."""
+        if unit.is_compiled:
+            return "what compiled code has saved cannot be told apart"
+        if top_saved_hooks(True) is not None:
+            return "somebody else's hooks have what it saves"
+        return ""
+
+    def run(self, call: UnitCall, probe: Probe | None) -> Any:
+        """Run the forward, and let go what can be rebuilt."""
+        began = next_sequence_number()
+        given = list(argument_tensors(call.args, call.kwargs))
+        inputs = [tensor for _, tensor in given]
+        versions = list(map(version, inputs))
+        output = self._keep.run(call, probe)
+        kept, may_make, may_try = 0.0, True, False
+        if probe is not None:
+            trace = probe.trace
+            trace.mark("ran", probe.index)
+            kept = trace.events[probe.index].held_bytes.get(self._keep.spec.name, 0.0)
+            # A trial may take as much again as the call holds.
+            may_make, may_try = kept <= trace.room_bytes, kept <= trace.spare_bytes
+        outputs = [t for t in tensors_in(output) if t.grad_fn is not None]
+        edited = tuple(
+            number
+            for number, tensor in enumerate(inputs)
+            if version(tensor) != versions[number]
+        )
+        freed: float | None = 0.0
+        try:
+            nodes = Nodes(outputs, inputs, began)
+            paths = tuple(path for path, _ in given)
+            ran = Ran(call.unit.module, inputs, outputs, nodes, edited, paths)
+            refuse = partial(_refuse, call.unit, self.spec.name)
+            freed = self._let_go(ran, refuse, may_try=may_try, may_make=may_make)
+        except (LookupError, TypeError, ValueError, RuntimeError) as error:
+            # Nothing was let go yet: an operator may refuse what it is tried on.
+            if is_out_of_memory(error):
+                raise
+            call.unit.exclude(self.spec.name, f"{type(error).__name__}: {error}")
+        if probe is not None:
+            event = probe.trace.events[probe.index]
+            if freed is None:
+                event.keep(self._keep.spec.name)
+            else:
+                event.tell_held(self.spec.name, max(0.0, kept - freed))
+        return output
+
+    def _let_go(
+        self,
+        ran: Ran,
+        refuse: Callable[[str], NoReturn],
+        *,
+        may_try: bool,
+        may_make: bool,
+    ) -> float | None:
+        """Let go what a recipe rebuilds; return the bytes that went.
+
+        Args:
+            ran: The call, nothing dropped yet.
+            refuse: Raises the error that names the layer.
+            may_try: Whether a known recipe may be compared in full, which takes memory
+                that no plan has counted.
+            may_make: Whether one may be made, which takes as much.
+
+        Returns:
+            None where a recipe was to be made, and was not.
+        """
+        with torch.no_grad():
+            key = ran.signature()
+            known = self._known.get(key)
+            for each in known or ():
+                came_out = each.came_out.get(ran.module)
+                if came_out is False or looks(each.recipe.slots, ran) != (
+                    each.recipe.looks
+                ):
+                    continue
+                if came_out is None and may_try:
+                    graph, slots = Graph(ran), [slot for slot, _ in each.recipe.drops]
+                    came_out = comes_out(each.recipe, graph, ran, slots)
+                    each.came_out[ran.module] = came_out
+                    del graph
+                if came_out is not False:
+                    return drop(each.recipe, ran, refuse)
+            n_made = self._n_made.get(ran.module, 0)
+            if known == [] or n_made >= _MOST_MADE:
+                return 0.0
+            if not may_make:
+                return None
+            self._n_made[ran.module] = n_made + 1
+            recipe = make_recipe(ran)
+            self._known[key] = known = known or []
+            if recipe is None:
+                return 0.0
+            known.append(_Known(recipe, ran.module))
+            return drop(recipe, ran, refuse)
+
+    def held_bytes(self, counted: Counted) -> None:
+        """Return None: it takes the graph to tell."""
+        del counted
+
+
+def _refuse(unit: Unit, action: str, why: str) -> NoReturn:
+    """Raise the error that names the layer, which is not run so any more.
+
+    Raises:
+        RecomputationError: Always.
+    """
+    unit.exclude(action, why)
+    msg = (
+        f"{unit.name} cannot be rebuilt: {why}. It is not run under {action!r} any "
+        f"more; this step's gradients are not complete: zero them and go on, or run "
+        f"steps by session.step(closure), which repeats such a step"
+    )
+    raise RecomputationError(msg)
