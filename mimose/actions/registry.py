@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import partial
-from typing import Any
 
 from mimose.actions import compress
 from mimose.actions.base import NO_MEANS, Action, Means
 from mimose.actions.keep import Keep
-from mimose.actions.lean import Lean
 from mimose.actions.offload import Offload, OffloadInput
 from mimose.actions.recompute import Recompute
+from mimose.actions.selective import Selective
 from mimose.planners import Menu
 from mimose.planners.actions import (
     EXACT_MENU,
@@ -20,7 +19,7 @@ from mimose.planners.actions import (
 
 _ACTIONS: list[Action] = [
     Keep(),
-    Lean(LEAN),
+    Selective(LEAN),
     *compress.ACTIONS,
     Offload(),
     OffloadInput(),
@@ -99,7 +98,7 @@ def _not_actions(given: object) -> ValueError:
 
 def _own(actions: Iterable[Action], means: Means) -> tuple[Action, ...]:
     """Return actions for one session: what they learn of its units is its own."""
-    own = (Lean, compress.Compress, Offload, OffloadInput)
+    own = (Selective, compress.Compress, Offload, OffloadInput)
     return tuple(a.anew(means) if isinstance(a, own) else a for a in actions)
 
 
@@ -112,23 +111,6 @@ def _is_of(names: Sequence[str], action: Action) -> bool:
     """Whether a menu has an action: one of its own, or an exact one registered."""
     spec = action.spec
     return spec.name in names or (spec.is_exact and spec.name not in _OWN)
-
-
-def state_of(actions: Iterable[Action]) -> dict[str, Any]:
-    """Return what a session's actions have settled on, by name, ready for JSON."""
-    return {a.spec.name: a.state_dict() for a in actions if isinstance(a, Lean)}
-
-
-def load_state(actions: Iterable[Action], state: Mapping[str, Any]) -> None:
-    """Have a session's actions do as those of another did.
-
-    Args:
-        actions: Of one session.
-        state: What `state_of` returned.
-    """
-    for action in actions:
-        if isinstance(action, Lean):
-            action.load_state_dict(state.get(action.spec.name, {}))
 
 
 def menu_of(actions: Sequence[Action]) -> Menu:

@@ -32,7 +32,7 @@ import enum
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import Iterable, Iterator, Mapping, MutableMapping
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -53,7 +53,14 @@ from mimose.inputs.shapes import argument_tensors
 from mimose.memory.marks import Counted
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners import ActionSpec
-from mimose.tensors import bits, same_bits, tensors_in, version
+from mimose.tensors import (
+    bits,
+    different_bits,
+    same_bits,
+    sum_of_words,
+    tensors_in,
+    version,
+)
 from mimose.torch_private import (
     NO_GRAPH_TASK,
     base_of,
@@ -694,7 +701,7 @@ def comes_out(recipe: Recipe, graph: Graph, ran: Ran, slots: Iterable[Slot]) -> 
         was = graph.slots[recipe.shown.get(slot, slot)].detach()
         try:
             # Each by itself: all at once would need as much memory as was to be freed.
-            made = Rebuild(recipe, _refuse_trial).value(target, sources)
+            made = Rebuild(recipe).value(target, sources)
             now = _placed(made, was.shape, was.stride(), int(was.storage_offset()))
         except RuntimeError as error:  # laid out otherwise, or an operator refuses
             if is_out_of_memory(error):
@@ -705,10 +712,6 @@ def comes_out(recipe: Recipe, graph: Graph, ran: Ran, slots: Iterable[Slot]) -> 
         if not same_bits(now, was):
             return False
     return True
-
-
-def _refuse_trial(why: str) -> NoReturn:
-    raise RuntimeError(why)
 
 
 def _placed(
@@ -724,6 +727,56 @@ def _placed(
 # ------------------------------------------------------------------ the backward
 
 
+class Watch:
+    """Is told of what happens in a call's backward; holds nothing of the call.
+
+    Args:
+        action: The action's name.
+        call: The call.
+    """
+
+    __slots__ = ("_action", "_answers", "_unit")
+
+    def __init__(self, action: str, call: UnitCall) -> None:
+        self._action = action
+        self._answers = call.notes.answers
+        self._unit = call.unit
+
+    def refuse(self, why: str) -> NoReturn:
+        """Raise the error that names the layer, which is not run so any more.
+
+        Raises:
+            RecomputationError: Always.
+        """
+        self._unit.exclude(self._action, why)
+        msg = (
+            f"{self._unit.name} cannot be rebuilt: {why}. It is not run under "
+            f"{self._action!r} any more; this step's gradients are not complete: zero "
+            f"them and go on, or run steps by session.step(closure), which repeats "
+            f"such a step"
+        )
+        raise RecomputationError(msg)
+
+    def compare(self, was: torch.Tensor, now: torch.Tensor) -> None:
+        """Compare two sums; on an accelerator the answer comes after the step.
+
+        Raises:
+            RecomputationError: They differ.
+        """
+        flag = different_bits(was, now)
+        if flag is True:
+            self.refuse(_OTHERWISE)
+        elif flag is not False:
+            self._answers.ask([flag], self._tell)
+
+    def _tell(self, answers: Several[bool]) -> None:
+        if any(answers):
+            self.refuse(_OTHERWISE)
+
+
+_OTHERWISE = "what it saved was rebuilt to something else"
+
+
 class Place(NamedTuple):
     """How a dropped tensor lay in its storage, and what it is rebuilt from.
 
@@ -736,6 +789,8 @@ class Place(NamedTuple):
     stride: tuple[int, ...]
     offset: int
     n_bytes: int
+    total: torch.Tensor | None
+    """The sum of the storage's words; None where another tensor in it has it."""
     sources: Mapping[int, Any]
 
 
@@ -744,14 +799,14 @@ class Rebuild:
 
     Args:
         recipe: The call's.
-        refuse: Raises the error that names the layer.
+        watch: Is told what happens; None for a trial.
     """
 
-    __slots__ = ("_left", "_made", "_recipe", "_refuse", "_task")
+    __slots__ = ("_left", "_made", "_recipe", "_task", "_watch")
 
-    def __init__(self, recipe: Recipe, refuse: Callable[[str], NoReturn]) -> None:
+    def __init__(self, recipe: Recipe, watch: Watch | None = None) -> None:
         self._recipe = recipe
-        self._refuse = refuse
+        self._watch = watch
         self._made: dict[int, Any] = {}
         self._left = list(recipe.readers)
         self._task = NO_GRAPH_TASK
@@ -783,7 +838,14 @@ class Rebuild:
                 self._refuse(f"an operator refuses: {first_line(error)}")
             if rebuilt.untyped_storage().nbytes() != place.n_bytes:
                 self._refuse("what it saved was rebuilt with another layout")
+            if place.total is not None and self._watch is not None:
+                self._watch.compare(place.total, _sum_of(rebuilt))
             return _placed(rebuilt, place.shape, place.stride, place.offset)
+
+    def _refuse(self, why: str) -> NoReturn:
+        if self._watch is None:
+            raise RuntimeError(why)
+        self._watch.refuse(why)
 
     def value(self, index: int, sources: Mapping[int, Any]) -> Any:
         """Return what a step comes to; after its last reader it is let go."""
@@ -806,7 +868,7 @@ class Rebuild:
         elif isinstance(source, tuple):
             made, counted = source
             if version(made) != counted:
-                self._refuse("a tensor that others are rebuilt from was edited")
+                self._refuse("a tensor it is rebuilt from was edited in place")
         else:
             made = source
         if not is_last and step.source in _MADE:
@@ -823,46 +885,57 @@ class Rebuild:
         return step.source is Source.RUN and OPERATORS[step.name].is_fresh
 
 
-def drop(recipe: Recipe, ran: Ran, refuse: Callable[[str], NoReturn]) -> float:
+def drop(recipe: Recipe, ran: Ran, watch: Watch) -> float:
     """Let go what a recipe can rebuild, and have it rebuilt in backward.
 
     Args:
         recipe: Right for this call.
         ran: The call.
-        refuse: Raises the error that names the layer.
+        watch: Is told what happens in backward.
 
     Returns:
         The bytes that went, less those that are held in their place.
     """
-    rebuild = Rebuild(recipe, refuse)
+    rebuild = Rebuild(recipe, watch)
     sources = _sources(recipe, ran)
     freed: dict[object, int] = {}
-
-    def pack(slot: Slot, step: int, tensor: torch.Tensor) -> Place:
-        tensor = tensor.detach()
-        n_bytes = tensor.untyped_storage().nbytes()
-        key = slot if slot in recipe.shown else step
-        if key not in freed:
-            freed[key] = n_bytes
-            own = recipe.steps[step]
-            if own.source in _PACKED:
-                sources[step] = _packed(own, tensor, ran)
-                freed[key] -= sources[step][0].untyped_storage().nbytes()
-        return Place(
-            step,
-            tensor.shape,
-            tensor.stride(),
-            int(tensor.storage_offset()),
-            n_bytes,
-            {index: sources[index] for index in recipe.needs[step]},
-        )
-
     # What is packed first: others may be rebuilt from it.
     drops = sorted(recipe.drops, key=lambda d: recipe.steps[d[1]].source not in _PACKED)
     for slot, step in drops:
-        handle = saved_handle(ran.nodes.nodes[slot.node], slot.name)
-        handle.register_hooks(partial(pack, slot, step), rebuild.unpack)
+        node, own = ran.nodes.nodes[slot.node], recipe.steps[step]
+        tensor = saved_value(node, slot.name).detach()
+        n_bytes = tensor.untyped_storage().nbytes()
+        total = None
+        key = slot if slot in recipe.shown else step
+        if key not in freed:
+            freed[key] = n_bytes
+            if own.source in _PACKED:
+                sources[step] = _packed(own, tensor, ran)
+                freed[key] -= sources[step][0].untyped_storage().nbytes()
+            elif slot not in recipe.shown:  # what stands for it has a sum of its own
+                total = _sum_of(tensor)
+        lies = tensor.shape, tensor.stride(), int(tensor.storage_offset()), n_bytes
+        taken = {index: sources[index] for index in recipe.needs[step]}
+        place = Place(step, *lies, total, taken)
+        del tensor
+        handle = saved_handle(node, slot.name)
+        handle.register_hooks(partial(_instead, place), rebuild.unpack)
     return float(sum(freed.values()))
+
+
+def _instead(place: Place, tensor: torch.Tensor) -> Place:
+    del tensor
+    return place
+
+
+def _sum_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return () the sum of all words of the storage that a tensor lies in.
+
+    A forward may come to do something that shows in no graph, such as an edit in place
+    under `no_grad` of what nobody has saved. A change of any one element shows here.
+    """
+    n_elements = tensor.untyped_storage().nbytes() // tensor.element_size()
+    return sum_of_words(bits(tensor.as_strided((n_elements,), (1,), 0)).flatten())
 
 
 def _sources(recipe: Recipe, ran: Ran) -> dict[int, Any]:
@@ -881,7 +954,9 @@ def _source(step: Step, ran: Ran) -> Any:
     if step.source is Source.EPSILON:
         return getattr(ran.module.get_submodule(step.told), step.name)
     if step.source in (Source.SAVED, Source.WHOLE):
-        tensor: torch.Tensor = saved_value(nodes[step.node], step.name).detach()
+        tensor: torch.Tensor = saved_value(nodes[step.node], step.name)
+        # A number as a tensor is not to be detached under a dispatch mode.
+        tensor = tensor.detach() if tensor.requires_grad else tensor
         if step.source is Source.WHOLE:  # contiguous, as recipes have tried
             number, output = step.told
             shape = tuple(output_of(nodes[number], output).shape)
@@ -1049,8 +1124,8 @@ class Selective:
             nodes = Nodes(outputs, inputs, began)
             paths = tuple(path for path, _ in given)
             ran = Ran(call.unit.module, inputs, outputs, nodes, edited, paths)
-            refuse = partial(_refuse, call.unit, self.spec.name)
-            freed = self._let_go(ran, refuse, may_try=may_try, may_make=may_make)
+            watch = Watch(self.spec.name, call)
+            freed = self._let_go(ran, watch, may_try=may_try, may_make=may_make)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             # Nothing was let go yet: an operator may refuse what it is tried on.
             if is_out_of_memory(error):
@@ -1067,7 +1142,7 @@ class Selective:
     def _let_go(
         self,
         ran: Ran,
-        refuse: Callable[[str], NoReturn],
+        watch: Watch,
         *,
         may_try: bool,
         may_make: bool,
@@ -1076,7 +1151,7 @@ class Selective:
 
         Args:
             ran: The call, nothing dropped yet.
-            refuse: Raises the error that names the layer.
+            watch: Is told what happens in backward.
             may_try: Whether a known recipe may be compared in full, which takes memory
                 that no plan has counted.
             may_make: Whether one may be made, which takes as much.
@@ -1099,7 +1174,7 @@ class Selective:
                     each.came_out[ran.module] = came_out
                     del graph
                 if came_out is not False:
-                    return drop(each.recipe, ran, refuse)
+                    return drop(each.recipe, ran, watch)
             n_made = self._n_made.get(ran.module, 0)
             if known == [] or n_made >= _MOST_MADE:
                 return 0.0
@@ -1111,23 +1186,8 @@ class Selective:
             if recipe is None:
                 return 0.0
             known.append(_Known(recipe, ran.module))
-            return drop(recipe, ran, refuse)
+            return drop(recipe, ran, watch)
 
     def held_bytes(self, counted: Counted) -> None:
         """Return None: it takes the graph to tell."""
         del counted
-
-
-def _refuse(unit: Unit, action: str, why: str) -> NoReturn:
-    """Raise the error that names the layer, which is not run so any more.
-
-    Raises:
-        RecomputationError: Always.
-    """
-    unit.exclude(action, why)
-    msg = (
-        f"{unit.name} cannot be rebuilt: {why}. It is not run under {action!r} any "
-        f"more; this step's gradients are not complete: zero them and go on, or run "
-        f"steps by session.step(closure), which repeats such a step"
-    )
-    raise RecomputationError(msg)

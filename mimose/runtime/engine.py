@@ -16,7 +16,7 @@ from torch import distributed, nn
 
 from mimose.actions.base import Action
 from mimose.actions.host import Host
-from mimose.actions.registry import choose, load_state, menu_of, state_of
+from mimose.actions.registry import choose, menu_of
 from mimose.budget import all_there_is, parse_budget, rank_share
 from mimose.cost.learner import Learner
 from mimose.cost.model import CostModel, flops_of_a_byte
@@ -372,7 +372,6 @@ class Engine:
             "sizes": self.told.sizes,
             "kept_units": self.findings.state_dict(),
             "footprint": self.footprint.state_dict(),
-            "actions": state_of(self._actions),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -387,7 +386,6 @@ class Engine:
         self.policy.load_state_dict(state["policy"])
         self.describer.load_state_dict(state["sizes"])
         self.footprint.load_state_dict(state.get("footprint", {}))
-        load_state(self._actions, state["actions"])
         self.findings.load_state_dict(state["kept_units"])
 
 

@@ -135,9 +135,9 @@ def _task(plans: list[str]) -> dict[str, Any]:
 
 def test_a_plan_that_is_not_run_is_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """A layer that may not run under an action ends the timing."""
-    from mimose.actions.lean import Lean
+    from mimose.actions.selective import Selective
 
-    monkeypatch.setattr(Lean, "refuses", lambda *_: "it is not to be")
+    monkeypatch.setattr(Selective, "refuses", lambda *_: "it is not to be")
     with pytest.raises(RunFailedError, match="the plan 'llllll' was run otherwise"):
         list(menu.work(_task(["llllll"])))
 

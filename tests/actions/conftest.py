@@ -2,19 +2,19 @@
 
 import pytest
 
-from mimose.actions import lean
+from mimose.actions import selective
 
 
 @pytest.fixture
 def freed(monkeypatch):
     """The bytes that each call let go."""
-    found, let_go = [], lean.drop
+    found, let_go = [], selective.drop
 
     def noted(*args):
         found.append(let_go(*args))
         return found[-1]
 
-    monkeypatch.setattr(lean, "drop", noted)
+    monkeypatch.setattr(selective, "drop", noted)
     return found
 
 
