@@ -108,8 +108,6 @@ def draw_problem(
         gap_bytes=gaps,
         gap_excess_bytes=gap_excess,
         start_bytes=float(np.rint(held[:, 0].sum() * rng.uniform(0.2, 2))),
-        optimizer_state_bytes=0.0,
-        step_excess_bytes=float(np.rint(net[:, 0].sum() * rng.uniform(0, 1.5))),
         budget_bytes=np.inf,
         host_budget_bytes=np.inf,
         **{name: column[:, menu] for name, column in columns.items()},

@@ -7,8 +7,7 @@ what backwards leave for good) is the same in every plan. So the budget is kept 
 if
 
     P[e] + need_bytes[e, a]  <= budget    for every event under its action,
-    P[E] + head_bytes        <= budget,
-    step_bytes               <= budget.
+    P[E] + head_bytes        <= budget.
 
 A plan then is a walk over the events in order that only has to remember how many bytes
 it holds, and fewer is never worse: a knapsack with a limit at every item. So of walks
@@ -52,9 +51,6 @@ class PrefixForm:
     head_bytes: float
     """Peak of the head, less what all events hold."""
 
-    step_bytes: float
-    """Peak of the optimizer step."""
-
     host_bytes: FloatArray
     """(E, K) bytes of host memory."""
 
@@ -82,9 +78,6 @@ class PrefixForm:
             held_bytes=held,
             need_bytes=np.where(problem.allowed, need, np.inf),
             head_bytes=float(gap_peak[-1]),
-            step_bytes=float(entered[-1] + nets.sum())
-            + problem.optimizer_state_bytes
-            + problem.step_excess_bytes,
             host_bytes=problem.host_bytes,
             host_budget_bytes=problem.host_budget_bytes,
         )
@@ -93,8 +86,7 @@ class PrefixForm:
         """Return the least peak of the events from each one on, with nothing before.
 
         Returns:
-            (E + 1,) bytes; the first is the least peak of the step, the optimizer's
-            left aside.
+            (E + 1,) bytes; the first is the least peak of the step.
         """
         least = np.full(len(self.held_bytes) + 1, self.head_bytes)
         for event in range(len(least) - 2, -1, -1):
@@ -124,8 +116,6 @@ class PrefixForm:
             The walk; None where no choice keeps the budget. It keeps the budget but
             for rounding: the timeline adds the same numbers in another order.
         """
-        if self.step_bytes > budget_bytes:
-            return None
         # The most that may be held before each event, so that the rest can be walked.
         rest = budget_bytes - self.least_suffix()[1:, None] - self.held_bytes
         limits = np.minimum(budget_bytes - self.need_bytes, rest)[:, :, None]

@@ -33,6 +33,8 @@ _SIGNED = {"held_bytes", "backward_net_bytes", "cost", "gap_bytes"}
 class PlanningProblem:
     """One training step's memory and costs, for one shape of the batch.
 
+    It ends with the backward: no plan changes what an optimizer's step takes.
+
     There are E events, in the order in which they run forward, and K actions, in the
     order of their `Menu`: ``"keep"`` is the first, and the last is what an event runs
     under where nothing is known of it. Sizes are bytes. Numbers must be finite, also
@@ -83,12 +85,6 @@ class PlanningProblem:
     start_bytes: float
     """Held when the root forward begins."""
 
-    optimizer_state_bytes: float
-    """Optimizer state still to come after this backward; 0 once it exists."""
-
-    step_excess_bytes: float
-    """Highest level in the optimizer step, beyond its state still to come."""
-
     budget_bytes: float
     """The most the device may hold at any moment of the step."""
 
@@ -111,8 +107,7 @@ class PlanningProblem:
         self._check_array("backward_net_bytes", (n_events,))
         self._check_array("gap_bytes", (n_events + 1,))
         self._check_array("gap_excess_bytes", (n_events + 1,))
-        for name in ("start_bytes", "optimizer_state_bytes", "step_excess_bytes"):
-            self._check_number(name, most=np.finfo(np.float64).max)
+        self._check_number("start_bytes", most=np.finfo(np.float64).max)
         for name in ("budget_bytes", "host_budget_bytes"):
             self._check_number(name, most=math.inf)
         self._check_choices()

@@ -1,8 +1,8 @@
 """The only judge of peaks: the level of memory through one training step.
 
 A step is a row of segments: before every event a gap and then its forward, the head
-(from the last exit to the first gradient), the events' backwards in reverse order,
-and the optimizer step. Every segment changes the level by its net and rises over the
+(from the last exit to the first gradient), and the events' backwards in reverse order.
+Every segment changes the level by its net and rises over the
 level at its start by its excess, so the step's peak is the highest of
 ``level at start + excess``. A level at the end of a segment counts as reached.
 """
@@ -27,7 +27,7 @@ _TIE = 1e-12
 class Timeline:
     """The level through one step under one plan.
 
-    There are S = 3 E + 2 segments, in the order of time.
+    There are S = 3 E + 1 segments, in the order of time.
     """
 
     problem: PlanningProblem
@@ -73,7 +73,6 @@ class Timeline:
         # Events 0 .. alive - 1 have left their forward and not finished their backward.
         alive = at // 2 if at <= 2 * n_events else 3 * n_events + 1 - at
         activations = float(_chosen(problem.held_bytes, self.choice)[:alive].sum())
-        to_come = problem.optimizer_state_bytes if at == 3 * n_events + 1 else 0.0
         name = segment_name(problem.events, at)
         parts = {
             "held at start (parameters, gradients, optimizer state, other)": (
@@ -83,8 +82,7 @@ class Timeline:
             "new gradients and tensors between the events": (
                 level - problem.start_bytes - activations
             ),
-            "optimizer state still to come": to_come,
-            f"working memory of {name}": excess - to_come,
+            f"working memory of {name}": excess,
         }
         return {name: count for name, count in parts.items() if count}
 
@@ -94,7 +92,7 @@ def segment_name(events: tuple[str, ...], index: int) -> str:
 
     Args:
         events: (E,) names in forward order.
-        index: Position of the segment, from 0 to 3 E + 1.
+        index: Position of the segment, from 0 to 3 E.
 
     Returns:
         For example ``"forward of encoder.layer.3#0"`` or ``"head"``.
@@ -105,9 +103,7 @@ def segment_name(events: tuple[str, ...], index: int) -> str:
         return f"{kind} {events[index // 2]}"
     if index == 2 * n_events:
         return "head"
-    if index <= 3 * n_events:
-        return f"backward of {events[3 * n_events - index]}"
-    return "optimizer step"
+    return f"backward of {events[3 * n_events - index]}"
 
 
 def lay_out(problem: PlanningProblem, choice: IntArray) -> Timeline:
@@ -212,22 +208,20 @@ def _levels_and_peaks(
     """Levels at the start of, and peaks in, every segment: two (..., S) arrays."""
     n_events = len(problem.events)
     held = _chosen(problem.held_bytes, choice)
-    shape = (*choice.shape[:-1], 3 * n_events + 2)
+    shape = (*choice.shape[:-1], 3 * n_events + 1)
     net, excess = np.empty(shape), np.empty(shape)
     gaps = slice(0, 2 * n_events + 1, 2)
     forward = slice(1, 2 * n_events, 2)
-    backward = slice(2 * n_events + 1, 3 * n_events + 1)
+    backward = slice(2 * n_events + 1, None)
 
     net[..., gaps] = problem.gap_bytes
     net[..., forward] = held
     net[..., backward] = (problem.backward_net_bytes - held)[..., ::-1]
-    net[..., -1] = problem.optimizer_state_bytes
 
     excess[..., gaps] = problem.gap_excess_bytes
     excess[..., forward] = _chosen(problem.forward_excess_bytes, choice)
     risen = _chosen(problem.backward_excess_bytes, choice)
     excess[..., backward] = risen[..., ::-1]
-    excess[..., -1] = problem.optimizer_state_bytes + problem.step_excess_bytes
 
     levels = np.empty(shape)
     levels[..., 0] = problem.start_bytes

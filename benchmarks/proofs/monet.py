@@ -330,7 +330,7 @@ def priced(problem: PlanningProblem, forwards: Mapping[str, float]) -> PlanningP
     again = np.array([forwards[event.partition("#")[0]] for event in problem.events])
     cost = problem.cost * (again.sum() / problem.cost[:, -1].sum())
     cost[:, -1] = again
-    return replace(problem, cost=cost, optimizer_state_bytes=0.0, step_excess_bytes=0.0)
+    return replace(problem, cost=cost)
 
 
 def plan_within(

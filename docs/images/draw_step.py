@@ -42,8 +42,6 @@ def problem(budget: float) -> PlanningProblem:
         gap_bytes=np.array([4.0, 0.0, 0.0, 0.0, 3.0]),
         gap_excess_bytes=np.array([6.0, 0.0, 0.0, 0.0, 16.0]),
         start_bytes=40.0,
-        optimizer_state_bytes=0.0,
-        step_excess_bytes=9.0,
         budget_bytes=budget,
         host_bytes=np.zeros((4, 2)),
         host_budget_bytes=0.0,
@@ -55,7 +53,8 @@ def segments(plan: Plan) -> Iterator[tuple[str, str, float, float, float]]:
     step = problem(BUDGET)
     choice = np.array([step.actions.index(action) for action in plan.actions])
     line = lay_out(step, choice)
-    levels = [*line.level_bytes, line.level_bytes[-1]]
+    freed = step.held_bytes[0, choice[0]] - step.backward_net_bytes[0]
+    levels = [*line.level_bytes, line.level_bytes[-1] - freed]
     for index, name in enumerate(line.segments):
         level, after = float(levels[index]), float(levels[index + 1])
         peak = float(line.peak_bytes_by_segment[index])

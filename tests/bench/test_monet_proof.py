@@ -94,8 +94,6 @@ def problem() -> PlanningProblem:
         gap_bytes=np.zeros(5),
         gap_excess_bytes=np.zeros(5),
         start_bytes=1000.0,
-        optimizer_state_bytes=0.0,
-        step_excess_bytes=0.0,
         budget_bytes=np.inf,
         host_bytes=np.zeros((4, 2)),
         host_budget_bytes=np.inf,

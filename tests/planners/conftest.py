@@ -24,8 +24,6 @@ def _problem(n_events, *, actions=("keep", "recompute"), **fields):
         "gap_bytes": np.zeros(n_events + 1),
         "gap_excess_bytes": np.zeros(n_events + 1),
         "start_bytes": 0.0,
-        "optimizer_state_bytes": 0.0,
-        "step_excess_bytes": 0.0,
         "budget_bytes": float("inf"),
         "host_bytes": np.zeros(table),
         "host_budget_bytes": 0.0,
@@ -77,8 +75,6 @@ def _random(rng, n_events, n_actions=2, *, host=False):
         gap_bytes=whole(n_events + 1, low=-500),
         gap_excess_bytes=whole(n_events + 1),
         start_bytes=5000.0,
-        optimizer_state_bytes=float(rng.integers(0, 500)),
-        step_excess_bytes=float(rng.integers(0, 500)),
         host_bytes=host_need,
         # Enough for events that may only be offloaded, and for some more.
         host_budget_bytes=float(
@@ -108,7 +104,6 @@ def _transformer(rng, n_events, *, jitter=0.0):
         gap_bytes=gaps,
         gap_excess_bytes=gap_excess,
         start_bytes=1000 * MIB,
-        step_excess_bytes=10 * MIB,
     )
 
 

@@ -56,10 +56,9 @@ def test_arrays(make_problem, field):
 
 def test_numbers(make_problem):
     """Bytes are finite and not negative; a budget may be infinite."""
-    for field in ("start_bytes", "optimizer_state_bytes", "step_excess_bytes"):
-        for value in (float("nan"), float("inf"), -1.0):
-            with pytest.raises(ValueError, match=f"{field} .*{value}"):
-                make_problem(3, **{field: value})
+    for value in (float("nan"), float("inf"), -1.0):
+        with pytest.raises(ValueError, match=f"start_bytes .*{value}"):
+            make_problem(3, start_bytes=value)
     for field in ("budget_bytes", "host_budget_bytes"):
         assert float("inf") == getattr(make_problem(3, **{field: float("inf")}), field)
         for value in (-1.0, float("nan")):

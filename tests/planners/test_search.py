@@ -5,7 +5,6 @@ import pytest
 
 from benchmarks.problems import KINDS
 from mimose.planners import (
-    InfeasibleBudgetError,
     Optimal,
     Search,
     peak_bytes,
@@ -112,13 +111,3 @@ def test_long_chains(rng, transformer_problem, budget_between):
 def test_what_is_refined(make_problem):
     """Its own plans alone."""
     assert refiner_of(Optimal()) is None
-
-
-def test_optimizer_state_does_not_fit(make_problem):
-    """Where the optimizer's own step exceeds the budget, no action helps."""
-    problem = make_problem(
-        1, optimizer_state_bytes=8.0, start_bytes=10.0, budget_bytes=17.0
-    )
-    with pytest.raises(InfeasibleBudgetError) as caught:
-        Search().plan(problem)
-    assert caught.value.holders["optimizer state still to come"] == 8.0

@@ -26,8 +26,6 @@ def slow_segments(problem, choice):
         net = problem.backward_net_bytes[e] - problem.held_bytes[e, choice[e]]
         excess = problem.backward_excess_bytes[e, choice[e]]
         segment(f"backward of {problem.events[e]}", net, excess)
-    state = problem.optimizer_state_bytes
-    segment("optimizer step", state, state + problem.step_excess_bytes)
     return rows
 
 

@@ -400,8 +400,6 @@ class PaperMimose(Applied):
             gap_bytes=np.zeros(n_events + 1),
             gap_excess_bytes=np.zeros(n_events + 1),
             start_bytes=max(0.0, self._start_bytes + rest),
-            optimizer_state_bytes=0.0,
-            step_excess_bytes=0.0,
             budget_bytes=float(self.budget_bytes or 0),
             host_bytes=zeros,
             host_budget_bytes=0.0,
