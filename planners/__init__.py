@@ -5,9 +5,7 @@ import re
 from .actions import ActionSpec, Menu
 from .baselines import (
     FixedPlanner,
-    OneShapePlanner,
     Pattern,
-    Static,
     every_k,
     everywhere,
 )
@@ -24,14 +22,12 @@ __all__ = [
     "Greedy",
     "InfeasibleBudgetError",
     "Menu",
-    "OneShapePlanner",
     "Optimal",
     "Pattern",
     "Plan",
     "Planner",
     "PlanningProblem",
     "Search",
-    "Static",
     "Timeline",
     "every_k",
     "everywhere",

@@ -1,11 +1,9 @@
-"""The baselines: plans that do not look at the budget, or look at it once."""
+"""The baselines: plans that do not look at the budget."""
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 from .problem import Plan, Planner, PlanningProblem
-from .search import Search
 from .timeline import judge
 
 
@@ -19,16 +17,6 @@ class FixedPlanner(Planner, Protocol):
         Args:
             index: The event's position in the forward.
         """
-        ...
-
-
-@runtime_checkable
-class OneShapePlanner(Planner, Protocol):
-    """A planner whose only plan is for the first problem that it is given."""
-
-    @property
-    def shape(self) -> Mapping[str, int]:
-        """Sizes by name, of the step that this problem should be of."""
         ...
 
 
@@ -78,43 +66,3 @@ def everywhere(action: str) -> Pattern:
         action: Its name.
     """
     return Pattern(f"{action} everywhere", (action,))
-
-
-@dataclass(kw_only=True, slots=True)
-class Static:
-    """One plan for every shape, made for one of them: usually the longest.
-
-    The first problem it is given should be that shape's; its plan is repeated ever
-    after, event by event, and judged anew on each problem.
-    """
-
-    name: ClassVar[str] = "static"
-
-    shape: Mapping[str, int]
-    """Sizes by name, for whoever makes the first problem."""
-
-    planner: Planner = field(default_factory=Search)
-    """Who makes the one plan."""
-
-    _actions: dict[str, str] | None = field(default=None, init=False, repr=False)
-
-    def plan(self, problem: PlanningProblem) -> Plan:
-        """Repeat the actions of the first plan.
-
-        Events the first problem did not have, and those that may no longer run under
-        their action, are recomputed.
-
-        Args:
-            problem: The step to plan. Its budget is read the first time only.
-
-        Returns:
-            A plan that may be over the budget, but for the first.
-
-        Raises:
-            InfeasibleBudgetError: The inner planner's, the first time.
-        """
-        if self._actions is None:
-            first = self.planner.plan(problem)
-            self._actions = dict(zip(problem.events, first.actions, strict=True))
-        names = [self._actions.get(event, "") for event in problem.events]
-        return judge(problem, problem.choice_of(names), planner=self.name)

@@ -5,12 +5,9 @@ import pytest
 
 from mimose.planners import (
     FixedPlanner,
-    Search,
-    Static,
     every_k,
     everywhere,
     make_planner,
-    peak_bytes,
 )
 
 K, R = "keep", "recompute"
@@ -60,32 +57,3 @@ def test_fixed_planners_need_no_problem(make_problem, planner):
     problem = make_problem(5)
     expected = planner.plan(problem).actions
     assert expected == tuple(map(planner.action_at, range(5)))
-
-
-def test_static_repeats_its_first_plan(
-    rng, transformer_problem, budget_between, with_fields
-):
-    """The longest shape's plan is repeated, and judged on each problem."""
-    longest = budget_between(transformer_problem(rng, 8), 0.4)
-    shorter = with_fields(longest, held_bytes=longest.held_bytes / 4)
-    planner = Static(shape={"input_ids.1": 512})
-    first, second = planner.plan(longest), planner.plan(shorter)
-    assert Search().plan(longest).actions == first.actions == second.actions
-    choice = np.array([longest.actions.index(a) for a in first.actions])
-    assert float(peak_bytes(shorter, choice)) == second.peak_bytes
-    assert planner.shape == {"input_ids.1": 512}
-    assert second.planner == "static"
-
-
-def test_static_goes_by_the_name(make_problem):
-    """Events in another order keep their actions; unknown ones are recomputed."""
-    held = np.array([[4.0, 0.0]] * 2)
-    cost = np.array([[0.0, 1.0], [0.0, 9.0]])
-    planner = Static(shape={})
-    planner.plan(
-        make_problem(
-            2, events=("a#0", "b#0"), held_bytes=held, cost=cost, budget_bytes=4.0
-        )
-    )
-    later = make_problem(3, events=("b#0", "new#0", "a#0"))
-    assert planner.plan(later).actions == (K, R, R)

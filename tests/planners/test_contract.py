@@ -10,7 +10,6 @@ from mimose.planners import (
     InfeasibleBudgetError,
     Planner,
     PlanningProblem,
-    Static,
     lay_out,
     make_planner,
     safest_plan,
@@ -18,8 +17,7 @@ from mimose.planners import (
 
 NAMES = ("auto", "every-3", "full", "greedy", "none", "optimal")
 MAKERS = {name: functools.partial(make_planner, name) for name in NAMES}
-MAKERS["static"] = lambda: Static(shape={"length": 512})
-KEEP_BUDGETS = ("auto", "optimal", "static")
+KEEP_BUDGETS = ("auto", "optimal")
 IGNORE_BUDGETS = ("every-3", "full")
 
 
