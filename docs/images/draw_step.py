@@ -101,9 +101,7 @@ def panel(plan: Plan, top: float, title: str) -> Iterator[str]:
         )
         outline.append(f"H{x + WIDE} V{height(after):g}")
         words = name.replace(" of layer", "").replace("gap before layer 1", "embed")
-        for row, word in enumerate(
-            words.replace("optimizer step", "optimizer").split()
-        ):
+        for row, word in enumerate(words.split()):
             at = x + WIDE / 2, floor + 16 + 14 * row
             yield text(*at, word, size=11, text_anchor="middle")
     yield (
