@@ -17,68 +17,30 @@ class ActionSpec:
     is_exact: bool = True
     """Whether it leaves gradients bit for bit as they are."""
 
-    resources: frozenset[str] = frozenset()
-    """What it spends to hold less, of ``"compute"`` (it runs the forward again),
-    ``"replay"`` (it rebuilds tensors one by one, by some of its operators), ``"pack"``
-    (it packs tensors, what it is handed among them, and gives them back), ``"host"``
-    (memory there) and ``"transfer"`` (copies there and back)."""
+    recomputes: bool = False
+    """Whether its backward begins with the forward."""
+
+    needs_host: bool = False
+    """Whether it holds anything in the host's memory, by copies there and back."""
 
     def __post_init__(self) -> None:
-        """Check the code and the resources."""
+        """Check the code."""
         if len(self.code) != 1:
             msg = f"code must be one letter, got {self.code!r} for {self.name!r}"
             raise ValueError(msg)
-        unknown = self.resources - {"compute", "replay", "pack", "host", "transfer"}
-        if unknown:
-            msg = f"resources of {self.name!r} are unknown: {sorted(unknown)}"
-            raise ValueError(msg)
-
-    @property
-    def recomputes(self) -> bool:
-        """Whether its backward begins with the forward."""
-        return "compute" in self.resources
-
-    @property
-    def packs(self) -> bool:
-        """Whether it packs what it cannot rebuild."""
-        return "pack" in self.resources
-
-    @property
-    def needs_host(self) -> bool:
-        """Whether it holds anything on the host."""
-        return "host" in self.resources
-
-    @property
-    def replays(self) -> bool:
-        """Whether it rebuilds what it dropped tensor by tensor."""
-        return "replay" in self.resources
 
 
 KEEP = ActionSpec(name="keep", code="k")
-LEAN = ActionSpec(name="lean", code="l", resources=frozenset({"replay"}))
-POOL = ActionSpec(
-    name="pool", code="p", is_exact=False, resources=frozenset({"replay", "pack"})
-)
-POOL_4 = ActionSpec(
-    name="pool4", code="P", is_exact=False, resources=frozenset({"replay", "pack"})
-)
-QUANTIZE = ActionSpec(
-    name="quantize", code="q", is_exact=False, resources=frozenset({"replay", "pack"})
-)
-QUANTIZE_4 = ActionSpec(
-    name="quantize4", code="Q", is_exact=False, resources=frozenset({"replay", "pack"})
-)
-OFFLOAD = ActionSpec(
-    name="offload",
-    code="o",
-    resources=frozenset({"replay", "pack", "host", "transfer"}),
-)
+LEAN = ActionSpec(name="lean", code="l")
+POOL = ActionSpec(name="pool", code="p", is_exact=False)
+POOL_4 = ActionSpec(name="pool4", code="P", is_exact=False)
+QUANTIZE = ActionSpec(name="quantize", code="q", is_exact=False)
+QUANTIZE_4 = ActionSpec(name="quantize4", code="Q", is_exact=False)
+OFFLOAD = ActionSpec(name="offload", code="o", needs_host=True)
 OFFLOAD_INPUT = ActionSpec(
-    name="offload_input",
-    code="O",
-    resources=frozenset({"compute", "host", "transfer"}),
+    name="offload_input", code="O", recomputes=True, needs_host=True
 )
-RECOMPUTE = ActionSpec(name="recompute", code="r", resources=frozenset({"compute"}))
+RECOMPUTE = ActionSpec(name="recompute", code="r", recomputes=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,8 +49,7 @@ class Menu:
 
     The first is what happens without any plan: nothing is dropped, nothing costs. The
     last is the least that any layer can do with, by itself and on its device: what can
-    run at all runs under it, so steps are collected and run again under it. Actions
-    that pack, or copy to the host, may hold less.
+    run at all runs under it, so steps are collected and run again under it.
 
     Raises:
         ValueError: There is none, or two share a name or a code.
@@ -125,18 +86,9 @@ class Menu:
         return self.specs[-1].name
 
     @property
-    def has_elsewhere(self) -> bool:
-        """Whether some actions hold in another form, or place, what they are handed."""
-        return any(spec.packs or spec.needs_host for spec in self.specs)
-
-    @property
     def lossy(self) -> frozenset[str]:
         """The actions that change gradients."""
         return frozenset(spec.name for spec in self.specs if not spec.is_exact)
-
-    def hands_on(self, name: str) -> bool:
-        """Whether a layer under an action holds nothing of what it returns."""
-        return name == self.least or self.spec(name).packs or self.spec(name).recomputes
 
     def spec(self, name: str) -> ActionSpec:
         """Return the action of a name.
@@ -156,9 +108,6 @@ class Menu:
 
 FINE_MENU = Menu((KEEP, LEAN, RECOMPUTE))
 """All exact actions that stay on the device."""
-
-LOSSY = (POOL, POOL_4, QUANTIZE, QUANTIZE_4)
-"""Actions that change gradients: never without being asked for."""
 
 EXACT_MENU = Menu((KEEP, RECOMPUTE))
 """Whole layers: what sessions use unless they are told otherwise."""

@@ -99,7 +99,7 @@ def test_plain_values_are_accepted(make_problem):
 
 
 def test_actions_and_menus():
-    """Names and letters differ, resources are known ones, lossy actions are named."""
+    """Names and letters differ, lossy actions are named."""
     keep, pool = (
         ActionSpec(name="keep", code="k"),
         ActionSpec(name="pool", code="p", is_exact=False),
@@ -110,8 +110,6 @@ def test_actions_and_menus():
     for code in ("", "ab"):
         with pytest.raises(ValueError, match="code"):
             ActionSpec(name="fold", code=code)
-    with pytest.raises(ValueError, match=r"'fold' .*\['gpu'\]"):
-        ActionSpec(name="fold", code="f", resources=frozenset({"gpu"}))
     for twice, other in (("pool", pool), ("p", ActionSpec(name="fold", code="p"))):
         with pytest.raises(ValueError, match=f"'{twice}', '{twice}'"):
             Menu((keep, pool, other))
