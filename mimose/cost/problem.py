@@ -40,21 +40,10 @@ class Memory(NamedTuple):
     start_bytes: float
     released_bytes: float
     """Outputs of the last step that go before the backward."""
-    optimizer_excess_bytes: float
-    state_to_come_bytes: float = 0.0
-    """Optimizer state that is made after this step, and is there from then on."""
     host_budget_bytes: float = math.inf
     """For what actions hold on the host."""
     reserved_ratio: float = 1.0
     """Bytes of the device that the budget counts for each byte of growth."""
-
-    @property
-    def with_state(self) -> Memory:
-        """The same once that state is there: what plans are made for, to be used on."""
-        if not self.state_to_come_bytes:
-            return self
-        start = self.start_bytes + self.state_to_come_bytes
-        return self._replace(start_bytes=start, state_to_come_bytes=0.0)
 
     @property
     def headroom_bytes(self) -> float:
@@ -375,8 +364,6 @@ def fill_problem(
         gap_bytes=gap_bytes,
         gap_excess_bytes=gap_excess_bytes,
         start_bytes=max(0.0, memory.start_bytes),
-        optimizer_state_bytes=memory.state_to_come_bytes,
-        step_excess_bytes=memory.optimizer_excess_bytes,
         budget_bytes=max(0.0, budget),
         host_bytes=host,
         host_budget_bytes=memory.host_budget_bytes,
@@ -423,9 +410,8 @@ def plan_growth(
     """Judge a plan at the problem's sizes, before and after the release.
 
     The problem has copies of kept layers twice until the context ends; here they are
-    taken off: Note: [Copies]. A step of E events has 3 E + 2 segments: a gap and a
-    forward for each, the head, the backwards from the last event to the first, and the
-    optimizer's step, which is not part of what is observed.
+    taken off: Note: [Copies]. A step of E events has 3 E + 1 segments: a gap and a
+    forward for each, the head, and the backwards from the last event to the first.
 
     Args:
         model: What was learned.
@@ -452,7 +438,7 @@ def plan_growth(
         over = max(head.after_copies - gone, head.net)
         rises = level - twice + over
     # In the problem the release is part of the head.
-    after = (rises, *(peaks[at_head + 1 : -1] + released_bytes))
+    after = (rises, *(peaks[at_head + 1 :] + released_bytes))
     return Growth(float(max(before)), float(max(after)))
 
 

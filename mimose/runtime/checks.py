@@ -103,7 +103,7 @@ class BudgetChecks:
             f"shapes measured so far. Raise the budget to at least "
             f"{format_bytes(least_peak_bytes)}, or leave such batches out."
         )
-        start = memory.with_state.start_bytes
+        start = memory.start_bytes
         self._raise(_too_large(memory.budget_bytes, least_peak_bytes, start, advice))
 
     def beyond_wall(

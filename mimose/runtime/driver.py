@@ -256,8 +256,6 @@ class Driver:
             self._footprint.level_budget(start),
             float(start),
             0.0,
-            0.0,
-            0.0,
             self._engine.host_budget_bytes,
             self._footprint.reserved_ratio,
         )

@@ -20,7 +20,7 @@ from mimose.types import (
     StepSample,
 )
 
-FOLD = ActionSpec(name="fold", code="f", resources=frozenset({"replay"}))
+FOLD = ActionSpec(name="fold", code="f")
 MENU = Menu((KEEP, FOLD, RECOMPUTE))
 NAMES = ("keep", "fold", "recompute")
 N_EVENTS = 5
@@ -93,7 +93,7 @@ def taught():
     )
 
 
-MEMORY = Memory(1e9, 1000.0, 0.0, 0.0)
+MEMORY = Memory(1e9, 1000.0, 0.0)
 
 
 def test_one_action_teaches_all(collected):
