@@ -6,6 +6,7 @@ import gc
 import logging
 import weakref
 from collections.abc import Mapping
+from typing import TYPE_CHECKING
 
 from torch import nn
 
@@ -13,9 +14,10 @@ from mimose.budget import format_bytes
 from mimose.cost.problem import Memory
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.memory.out_of_memory import held_already, infeasible
-from mimose.memory.wall import Footprint
-from mimose.policy.least_peaks import LeastPeaks
 from mimose.types import StepInput
+
+if TYPE_CHECKING:
+    from mimose.runtime.engine import Engine
 
 _log = logging.getLogger(__name__)
 
@@ -25,29 +27,16 @@ class BudgetChecks:
 
     Args:
         model: The model, for what holds its memory.
-        footprint: What is held of the device.
-        budget_bytes: The budget.
-        noise_bytes: By how much two readings differ.
-        least_peaks: What steps with everything recomputed needed.
-        warns: Whether to warn once, and go on, rather than raise.
+        engine: The session's parts.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        footprint: Footprint,
-        budget_bytes: int,
-        noise_bytes: float,
-        least_peaks: LeastPeaks,
-        *,
-        warns: bool,
-    ) -> None:
+    def __init__(self, model: nn.Module, engine: Engine) -> None:
         self._model = weakref.ref(model)  # a session that is done holds it no more
-        self._footprint = footprint
-        self._budget_bytes = budget_bytes
-        self._slack_bytes = 5 * noise_bytes
-        self._least = least_peaks
-        self.warns = warns
+        self._engine = engine
+        self._budget_bytes = engine.budget_bytes
+        self._slack_bytes = 5 * engine.meter.noise_bytes
+        self.warns = engine.options.warns
+        """Whether to warn once, and go on, rather than raise."""
         self._has_warned = False
 
     def raise_if_held(self) -> None:
@@ -57,10 +46,10 @@ class BudgetChecks:
             InfeasibleBudgetError: It is.
         """
         most = self._budget_bytes + self._slack_bytes
-        if self._footprint.least_bytes() <= most:
+        if self._engine.footprint.least_bytes() <= most:
             return
         gc.collect()
-        held, model = self._footprint.least_bytes(), self._model()
+        held, model = self._engine.footprint.least_bytes(), self._model()
         if held > most and model is not None:
             self._raise(held_already(model, self._budget_bytes, held))
 
@@ -77,7 +66,8 @@ class BudgetChecks:
         Raises:
             InfeasibleBudgetError: One has.
         """
-        least, model = self._least.bound(facts, start_bytes, state_bytes), self._model()
+        peaks, model = self._engine.policy.least_peaks, self._model()
+        least = peaks.bound(facts, start_bytes, state_bytes)
         if least > self._budget_bytes + self._slack_bytes and model is not None:
             budget = float(self._budget_bytes)
             self._raise(infeasible(model, budget, least, start_bytes, state_bytes))

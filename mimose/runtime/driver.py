@@ -13,6 +13,7 @@ from torch import nn
 
 from mimose.cost.problem import Memory
 from mimose.distributed import Ranks, is_told_alone
+from mimose.exactness.side_effects import Given
 from mimose.exceptions import MimoseError
 from mimose.inputs.patch import Patch, hidden, is_traced
 from mimose.inputs.sharding import after_hooks, is_sharded
@@ -21,8 +22,8 @@ from mimose.memory.out_of_memory import asked_bytes
 from mimose.policy.plans import Decision
 from mimose.policy.windows import SEVERAL_BACKWARDS
 from mimose.runtime.loss_choice import LossChoice
-from mimose.runtime.retry import Call, Retry, release_memory
-from mimose.runtime.step import ActionAt, Step, Window, is_in_backward
+from mimose.runtime.retry import Retry, release_memory
+from mimose.runtime.step import Step, Window, is_in_backward
 from mimose.torch_private import (
     drop_saved_hooks,
     eval_frame_callback,
@@ -88,7 +89,6 @@ class Driver:
     Args:
         model: The root.
         engine: The session's parts.
-        action_at: A baseline's action, by position; None where plans are made.
 
     Attributes:
         plans: Whether plans are made; a baseline does the same in every step.
@@ -97,19 +97,16 @@ class Driver:
         loss: Decides how losses are computed.
     """
 
-    def __init__(
-        self, model: nn.Module, engine: Engine, action_at: ActionAt | None
-    ) -> None:
+    def __init__(self, model: nn.Module, engine: Engine) -> None:
         self._model = model
         self._engine = engine
-        self._action_at = action_at
         self._steps, self._calls = engine.steps, engine.calls
         self._footprint, self._meter = engine.footprint, engine.meter
         self._learner, self._policy = engine.learner, engine.policy
         self._retry = Retry(model, engine)
         self._is_sharded = is_sharded(model)
         self._safest_once = False
-        self.plans = action_at is None
+        self.plans = engine.plans
         self.is_running = False
         self.last: tuple[StepInput, Table] | None = None
         self.loss = LossChoice(engine.budget_bytes)
@@ -133,19 +130,19 @@ class Driver:
             InfeasibleBudgetError: No plan keeps the budget at this shape.
             MimoseError: The inputs cannot be planned for.
         """
-        call = Call(args, kwargs)
+        given = Given.of_root(args, kwargs)
         ranks = self._engine.ranks
         with nullcontext() if ranks is None else ranks.telling():
-            step = self._begin(call)
-        output, error = self._attempt(step, forward, call)
-        while error is not None and self._retry.prepare(step, error, call):
+            step = self._begin(args, kwargs)
+        output, error = self._attempt(step, forward, args, kwargs)
+        while error is not None and self._retry.prepare(step, error, given):
             error = None  # its traceback pins the tensors of the failed forward
             self._retry.rewind(step)
             if self.loss.losses:
                 self.loss.choose(kwargs, is_safest=True)
             self._raise_wall(step)
             step.start(self._meter)
-            output, error = self._attempt(step, forward, call)
+            output, error = self._attempt(step, forward, args, kwargs)
         if error is not None:
             error = self._refused(step, error)
             self._steps.abort(step, error)
@@ -157,15 +154,20 @@ class Driver:
         return output
 
     def _attempt(
-        self, step: Step, forward: Callable[..., Any], call: Call
+        self,
+        step: Step,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
     ) -> tuple[Any, BaseException | None]:
         outer = top_saved_hooks(False)
         self.is_running = True
         self._calls.begin(step)
         try:
-            output = forward(*call.args, **call.kwargs)
+            output = forward(*args, **kwargs)
             self._engine.rollback.learn()
-            self._calls.raise_if_unrepeatable()
+            if self._calls.inputs:
+                self._calls.raise_if_unrepeatable()
             return output, None
         except BaseException as error:  # every one is raised again, or retried
             drop_saved_hooks(outer)
@@ -199,7 +201,7 @@ class Driver:
 
     # ------------------------------------------------------------------ beginning
 
-    def _begin(self, call: Call) -> Step:
+    def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
         began = time.perf_counter()
         engine = self._engine
         if engine.later_waits is not None:
@@ -208,10 +210,11 @@ class Driver:
         if self._calls.renew():
             engine.describer.renew()
             engine.rollback.renew()
-        facts, table = engine.describer.arrive(call.args, call.kwargs)
-        self._calls.set_mode(engine.describer.mode)
+        facts, table = engine.describer.arrive(args, kwargs)
+        if engine.describer.mode is not self._calls.mode:
+            self._calls.set_mode(engine.describer.mode)
         is_again, self._safest_once = self._safest_once, False
-        if self.loss.losses and self.loss.choose(call.kwargs, is_safest=is_again):
+        if self.loss.losses and self.loss.choose(kwargs, is_safest=is_again):
             facts = engine.describer.by_rows(facts)
         if is_again or self._steps.is_shared or not facts.sizes:
             why = _AGAIN if is_again else _SHARED if facts.sizes else _NO_SHAPE
@@ -219,17 +222,8 @@ class Driver:
         decision = self._decide(facts, table, window)
         if engine.ranks is not None:
             decision = self._agree(engine.ranks, decision, facts, window)
-        step = Step(
-            self._steps.n_begun,
-            facts,
-            table.named(facts.sizes),
-            decision,
-            window,
-            menu=self._learner.model.menu,
-            action_at=self._action_at,
-            budget_bytes=engine.budget_bytes,
-            began=began,
-        )
+        shape = table.named(facts.sizes)
+        step = Step(engine, facts, shape, decision, window)
         self._steps.n_begun += 1
         step.loss_can_be_safer = self.loss.can_be_safer
         if is_again:
@@ -271,7 +265,7 @@ class Driver:
         whole, found = self._policy.decide(
             [*window.parts, facts],
             memory,
-            window.before,
+            window.before if part else None,
             is_first=not self._steps.n_begun,
         )
         self.last = whole, table

@@ -48,7 +48,6 @@ from mimose.runtime.checks import BudgetChecks
 from mimose.runtime.driver import Driver, RootPatch
 from mimose.runtime.layer_calls import LayerCalls, LayerPatch
 from mimose.runtime.loss_choice import losses_of
-from mimose.runtime.outcome import Writers
 from mimose.runtime.step import Steps
 from mimose.runtime.watched import Ahead, ShapesToCome
 from mimose.torch_private import COMPILED_CALL
@@ -150,15 +149,15 @@ class Engine:
         found: Sequence[tuple[str, nn.Module]],
         ranks: Ranks | None,
     ) -> None:
-        self._options = options
+        self.options = options
         self._ended: Told | None = None
         self._patches: list[Any] = []
         self._undo = contextlib.ExitStack()
         self.device = only_device(model)
         settle_flags(self.device)
-        self.later_waits = None
+        self.ranks, self.later_waits = ranks, None
+        names, modules = [name for name, _ in found], [module for _, module in found]
         if options.agree == "auto":
-            names, modules = [n for n, _ in found], [m for _, m in found]
             known = frozenset[int]() if ranks is None else ranks.waiting
             self.later_waits = later_waits(model, names, modules, known)
         refuse_unsaveable(self.device)
@@ -170,46 +169,49 @@ class Engine:
             self.host_budget_bytes = float(self.host_memory.budget_bytes)
         planner = options.planner
         # A baseline does the same in every step, by the layer calls' positions.
-        action_at = planner.action_at if isinstance(planner, FixedPlanner) else None
-        self.plans = action_at is None
-        self._make_learning(options, meter)
-        answers = LateAnswers()
-        self._make_layers(model, options, found, answers)
+        self.action_at = (
+            planner.action_at if isinstance(planner, FixedPlanner) else None
+        )
+        self.plans = self.action_at is None
+        self.worker = Worker(is_inline=not options.refine)
+        self.learner = Learner(
+            CostModel(
+                kinds_of(options.predictor, meter.noise_bytes),
+                menu_of(options.actions),
+                byte_flops=flops_of_a_byte(self.device.type),
+            ),
+            self.worker,
+        )
+        self.policy = Policy(
+            self.learner,
+            planner,
+            meter.noise_bytes,
+            options.cache_size,
+            raises=not options.warns and not meter.reads_peak,
+            refiner=refiner_of(planner) if options.refine else None,
+        )
+        self.answers = LateAnswers()
+        self.findings = Findings(names, self.learner)
+        self.units = [
+            Unit(i, name, module, self.findings, self.answers)
+            for i, (name, module) in enumerate(found)
+        ]
+        note_shared_weights(self.units)
+        if ranks is not None:
+            ranks.restrict(self.units, self.learner)
+        self.describer = Describer(model, self.device, modules)
+        self.rollback = Rollback(model, self.units, self.answers, self.findings)
         self.records = Records(options.record_to)
         self.footprint = make_footprint(
             meter, self.budget_bytes, has_wall=options.wall, is_kept=self.plans
         )
-        self.checks = BudgetChecks(
-            model,
-            self.footprint,
-            self.budget_bytes,
-            meter.noise_bytes,
-            self.policy.least_peaks,
-            warns=options.warns,
-        )
         self.optimizers = OptimizerWatch(model, on_step=self.footprint.drop_wall)
-        self.ranks = ranks
-        if ranks is not None:
-            ranks.restrict(self.units, self.learner)
-        writers = Writers(
-            learner=self.learner,
-            policy=self.policy,
-            footprint=self.footprint,
-            optimizers=self.optimizers,
-            records=self.records,
-            meter=meter,
-            plans=self.plans,
-        )
-        self.steps = Steps(
-            self.footprint,
-            answers,
-            writers,
-            self.policy.windows,
-            reads_peak=meter.reads_peak,
-        )
+        self.checks = BudgetChecks(model, self)
+        self.calls = LayerCalls(model, self)
+        self.steps = Steps(self)
         self.ahead = Ahead(self.policy, lambda: self.driver.memory_now())
         self.to_come = ShapesToCome(self.policy, self.learner, self.checks)
-        self.driver = Driver(model, self, action_at)
+        self.driver = Driver(model, self)
 
     def _budget(self, budget: float | str | None, meter: Meter) -> int:
         total, is_cpu = meter.total_bytes(), self.device.type == "cpu"
@@ -221,48 +223,6 @@ class Engine:
         return all_there_is(
             str(self.device), total, is_shared=is_cpu, has_ranks=has_ranks
         )
-
-    def _make_learning(self, options: Options, meter: Meter) -> None:
-        self._actions = options.actions
-        kinds = kinds_of(options.predictor, meter.noise_bytes)
-        menu, byte_flops = menu_of(options.actions), flops_of_a_byte(self.device.type)
-        self.worker = Worker(is_inline=not options.refine)
-        model = CostModel(kinds, menu, byte_flops=byte_flops)
-        self.learner = Learner(model, self.worker)
-        self.policy = Policy(
-            self.learner,
-            options.planner,
-            meter.noise_bytes,
-            options.cache_size,
-            raises=not options.warns and not meter.reads_peak,
-            refiner=refiner_of(options.planner) if options.refine else None,
-        )
-
-    def _make_layers(
-        self,
-        model: nn.Module,
-        options: Options,
-        found: Sequence[tuple[str, nn.Module]],
-        answers: LateAnswers,
-    ) -> None:
-        self.findings = Findings([name for name, _ in found], self.learner)
-        self.units = [
-            Unit(i, name, module, self.findings, answers)
-            for i, (name, module) in enumerate(found)
-        ]
-        note_shared_weights(self.units)
-        self.calls = LayerCalls(
-            self.units,
-            options.actions,
-            self.learner,
-            self.device,
-            model,
-            self.findings,
-            answers,
-        )
-        modules = [module for _, module in found]
-        self.describer = Describer(model, self.device, modules)
-        self.rollback = Rollback(model, self.units, answers, self.findings)
 
     # ------------------------------------------------------------------ the model
 
@@ -299,9 +259,9 @@ class Engine:
         """Make sure that the ranks that agree plan the same."""
         if self.ranks is None:
             return
-        planner = getattr(self._options.planner, "name", None)
+        planner = getattr(self.options.planner, "name", None)
         if not isinstance(planner, str):
-            planner = type(self._options.planner).__qualname__
+            planner = type(self.options.planner).__qualname__
         self.ranks.meet(
             (
                 f"the actions {', '.join(self.learner.model.menu.names)}",

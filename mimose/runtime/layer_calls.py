@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from mimose.actions.base import Action, Probe, UnitCall
-from mimose.actions.offload import handed_over
-from mimose.cost.learner import Learner
-from mimose.exactness.findings import Findings
+from mimose.actions.base import Probe, UnitCall
 from mimose.exactness.guard import Structure
-from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.side_effects import Given
 from mimose.exactness.unit import Unit, note_shared_weights
 from mimose.exceptions import NotRecomputableError
@@ -43,12 +39,14 @@ from mimose.torch_private import (
 )
 from mimose.types import (
     ANY_HEADROOM,
-    MOST_CONTEXTS,
     NO_HEADROOM,
     Measured,
     OnRecompute,
     Sizes,
 )
+
+if TYPE_CHECKING:
+    from mimose.runtime.engine import Engine
 
 _log = logging.getLogger(__name__)
 
@@ -95,15 +93,11 @@ class LayerCalls:
     """Runs the layer calls of the step that is set, and passes through when none is.
 
     Args:
-        units: The layers, by index.
-        actions: Those in use, from the one that holds most to the one that holds least.
-        learner: Learns FLOPs.
-        device: The model's.
         root: The model.
-        findings: Tells when something of the layers is found out.
-        answers: Tells what only an accelerator knows.
+        engine: The session's parts.
 
     Attributes:
+        mode: What is trained now.
         step: The running step; None between steps.
         inputs: Of the running step's recomputed calls, as they were read.
         lacks_gradients: Whether a call that was planned for ran without gradients.
@@ -111,18 +105,10 @@ class LayerCalls:
         never_called: Layers that no step has called; () before there were a few steps.
     """
 
-    def __init__(
-        self,
-        units: Sequence[Unit],
-        actions: Sequence[Action],
-        learner: Learner,
-        device: torch.device,
-        root: nn.Module,
-        findings: Findings,
-        answers: LateAnswers,
-    ) -> None:
-        self.units = units
-        self.answers = answers
+    def __init__(self, root: nn.Module, engine: Engine) -> None:
+        actions = engine.options.actions
+        self.units = engine.units
+        self.answers = engine.answers
         """What only an accelerator knows, to be read when the step has ended."""
         self.step: Step | None = None
         self.inputs: list[tuple[Unit, Given]] = []
@@ -130,9 +116,8 @@ class LayerCalls:
         self.never_called: tuple[str, ...] = ()
         self.on_compiled: Callable[[], object] = lambda: None
         """Called where a layer turns out to run compiled code."""
-        self._findings = findings
-        self._learner = learner
-        self._device = device
+        self._findings = engine.findings
+        self._device = engine.device
         self._root = root
         self._structure = Structure(root)
         self._actions = {action.spec.name: action for action in actions}
@@ -146,23 +131,19 @@ class LayerCalls:
         self._trace: Trace | None = None
         self._impure: dict[Unit, str] = {}
         """Layers that the running step was told of in their first call, and why."""
-        self._mode = Mode("", ())
+        self.mode = Mode("", ())
         self._known_modes: set[str] = set()
         self.is_counting = True
         self._n_steps = 0
-        self._uncalled = list(units)
+        self._uncalled = list(engine.units)
 
     # ------------------------------------------------------------------ the model
 
     def set_mode(self, mode: Mode) -> None:
         """Say what is trained now; in a new mode layers may change other things."""
-        if mode is self._mode:
-            return
-        self._mode = mode
+        self.mode = mode
         self._findings.families = mode.unit_keys
         if mode.key not in self._known_modes:
-            if len(self._known_modes) >= MOST_CONTEXTS:
-                self._known_modes.clear()
             self._known_modes.add(mode.key)
             self.forget_changes()
 
@@ -351,9 +332,6 @@ class LayerCalls:
             action=name,
             part=step.part,
         )
-        handed = handed_over(args, kwargs)
-        if handed is not None:
-            measured.input_bytes = float(handed.untyped_storage().nbytes())
         index = trace.enter(measured)
         # Where it is kept by choice, other steps have told what it holds.
         probe = None
@@ -361,7 +339,7 @@ class LayerCalls:
             probe = Probe(trace, index, self._gauge(unit, args, kwargs), inputs)
         output = self._act(name, call, probe)
         ranks = trace.leave(index, inputs, output)
-        alike = family_key(self._mode.unit_keys[unit.index], shape, self._device)
+        alike = family_key(self.mode.unit_keys[unit.index], shape, self._device)
         measured.belong_to(digest((alike, ranks)))
         return output
 
@@ -397,7 +375,7 @@ class LayerCalls:
         that takes is not remembered.
         """
         unit = call.unit
-        key = unit.index, self._mode.key, call_shape(call.args, call.kwargs).sizes
+        key = unit.index, self.mode.key, call_shape(call.args, call.kwargs).sizes
         estimated = estimated_flops(unit.module, call.args, call.kwargs)
         known = estimated if unit.is_compiled else self._flops.get(key)
         if known is not None:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from mimose.budget import format_bytes
-from mimose.cost.learner import Learner
 from mimose.cost.measured import ran_least
 from mimose.memory.marks import without_readings
-from mimose.memory.meters import Meter
-from mimose.memory.optimizer import OptimizerWatch
-from mimose.memory.wall import Footprint
 from mimose.policy.plans import Decision
-from mimose.policy.policy import Policy
-from mimose.records import Records, StepRecord
+from mimose.records import StepRecord
 from mimose.types import Measured, StepInput, StepSample
+
+if TYPE_CHECKING:
+    from mimose.runtime.engine import Engine
 
 _log = logging.getLogger(__name__)
 
@@ -46,102 +45,63 @@ class StepOutcome:
     """Whether forwards ran before its backward that were no part of it."""
 
 
-class Writers:
-    """Tells the cost model, the policy and the records how each step came out.
+def learn(engine: Engine, outcome: StepOutcome) -> None:
+    """Tell the cost model, the policy and the records how a step came out.
 
     Nobody else changes what is known.
 
     Args:
-        learner: The cost model.
-        policy: Keeps the margin.
-        footprint: What is held of the device.
-        optimizers: Knows what the optimizer holds.
-        records: Takes the records.
-        meter: Whether it reads peaks matters.
-        plans: Whether plans are made; else nothing is learned.
+        engine: The session's parts.
+        outcome: Of a step whose backward has run to its end.
     """
-
-    def __init__(
-        self,
-        *,
-        learner: Learner,
-        policy: Policy,
-        footprint: Footprint,
-        optimizers: OptimizerWatch,
-        records: Records,
-        meter: Meter,
-        plans: bool,
-    ) -> None:
-        self._learner = learner
-        self._policy = policy
-        self._footprint = footprint
-        self._optimizers = optimizers
-        self.records = records
-        self._reads_peak = meter.reads_peak
-        self.plans = plans
-
-    def absorb(self, outcome: StepOutcome) -> None:
-        """Take in a step whose backward has run to its end."""
-        if not outcome.is_shared:
-            if outcome.sample is not None:
-                self._learn(outcome, outcome.sample)
-            self._observe(outcome)
-        for record in outcome.records:
-            self.records.close(record)
-
-    def take_back(self) -> None:
-        """Forget what the last step has taught: it was only a part of one."""
-        self._learner.take_back()
-
-    def _learn(self, outcome: StepOutcome, sample: StepSample) -> None:
-        events, model = outcome.events, self._learner.model
-        if self._learner.n_steps == 0:
-            sample = without_readings(sample)
+    if not outcome.is_shared:
         start = outcome.records[-1].start_bytes
-        growth = outcome.peak_bytes - start
-        # What a plan could grow by: all kept, or all the headroom.
-        kept = sum(
-            event.held_bytes[model.menu.first] - event.held_bytes[event.action]
-            for event in events
-            if event.action != model.menu.first and event.held_bytes
-        )
-        headroom = self._footprint.level_budget(start) - start
-        self._learner.absorb(
-            outcome.facts,
-            events,
-            sample,
-            outcome.released_bytes,
-            outcome.calls,
-            outcome.between,
-            growth_bytes=max(growth, min(growth + kept, headroom)),
-        )
-        if self._reads_peak and ran_least(self._learner.model, events):
-            self._policy.least_peaks.add(
-                outcome.facts,
-                outcome.peak_bytes,
-                max(0, growth),
-                float(self._optimizers.state_bytes),
-            )
+        headroom = engine.footprint.level_budget(start) - start
+        if outcome.sample is not None:
+            _teach(engine, outcome, outcome.sample, headroom)
+        _observe(engine, outcome, headroom)
+    for record in outcome.records:
+        engine.records.close(record)
 
-    def _observe(self, outcome: StepOutcome) -> None:
-        """Let the footprint, and the policy, know of a step's growth."""
-        record = outcome.records[-1]
-        is_over, growth = record.is_over, record.observed_growth_bytes
-        if growth is not None:
-            self._footprint.observe()
-            if is_over and self.plans:
-                self._note_over(record)
-        start = record.start_bytes
-        self._policy.absorb(
-            outcome.facts,
-            outcome.decision,
-            growth,
-            headroom_bytes=self._footprint.level_budget(start) - start,
-            is_over=is_over,
-        )
 
-    def _note_over(self, record: StepRecord) -> None:
-        self._policy.distrust_plans()
+def _teach(
+    engine: Engine, outcome: StepOutcome, sample: StepSample, headroom: float
+) -> None:
+    """Let the cost model learn from a measured step."""
+    events, learner = outcome.events, engine.learner
+    if learner.n_steps == 0:
+        sample = without_readings(sample)
+    growth = max(0, outcome.peak_bytes - outcome.records[-1].start_bytes)
+    # What a plan could grow by: all kept, or all the headroom.
+    keep = learner.model.menu.first
+    kept = sum(
+        event.held_bytes[keep] - event.held_bytes[event.action]
+        for event in events
+        if event.action != keep and event.held_bytes
+    )
+    learner.absorb(
+        outcome.facts,
+        events,
+        sample,
+        outcome.released_bytes,
+        outcome.calls,
+        outcome.between,
+        growth_bytes=max(growth, min(growth + kept, headroom)),
+    )
+    if engine.meter.reads_peak and ran_least(learner.model, events):
+        state = float(engine.optimizers.state_bytes)
+        peak = outcome.peak_bytes
+        engine.policy.least_peaks.add(outcome.facts, peak, growth, state)
+
+
+def _observe(engine: Engine, outcome: StepOutcome, headroom: float) -> None:
+    """Let the footprint, and the policy, know of a step's growth."""
+    record = outcome.records[-1]
+    is_over, growth = record.is_over, record.observed_growth_bytes
+    if growth is not None:
+        engine.footprint.observe()
+    if is_over and engine.plans:
+        engine.policy.distrust_plans()
         _log.warning(
             "mimose: step %d reached %s, over the budget of %s (phase %s, %s)",
             record.step,
@@ -150,3 +110,10 @@ class Writers:
             record.phase,
             dict(record.shape),
         )
+    engine.policy.absorb(
+        outcome.facts,
+        outcome.decision,
+        growth,
+        headroom_bytes=headroom,
+        is_over=is_over,
+    )

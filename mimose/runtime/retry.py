@@ -11,8 +11,8 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Callable
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
@@ -44,24 +44,6 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-class Call:
-    """What the root is called with, and whether that has changed since.
-
-    Args:
-        args: Its arguments.
-        kwargs: Those by name.
-    """
-
-    def __init__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        self.args = args
-        self.kwargs = kwargs
-        self._given = Given.of_root(args, kwargs)
-
-    def is_edited(self) -> bool:
-        """Whether an argument, or what it holds, was changed."""
-        return self._given.are_edited()
-
-
 class Retry:
     """Decides whether a forward that failed is run again, as the safest step.
 
@@ -74,7 +56,7 @@ class Retry:
         self._model = model
         self._engine = engine
 
-    def prepare(self, step: Step, error: BaseException, call: Call) -> bool:
+    def prepare(self, step: Step, error: BaseException, given: Given) -> bool:
         """Turn a failed step into the safest one, if that can help.
 
         A forward that has changed what the root was given cannot be run again.
@@ -82,7 +64,7 @@ class Retry:
         Args:
             step: Whose forward has failed.
             error: What it raised.
-            call: What the root was called with.
+            given: What the root was called with.
 
         Returns:
             Whether the forward is to be run again; `rewind` then, with no reference to
@@ -101,11 +83,12 @@ class Retry:
                 return False
         else:
             return False
-        if self._is_waited_for(step, error):
+        why = why_forward_waits(self._model, engine.units)
+        if _others_wait(engine, error, f"the forward of step {step.number}", why):
             return False
         if runs_out and (step.retries or not step.can_be_safer):
             return False
-        if call.is_edited():
+        if given.are_edited():
             return False
         _log.warning(
             "mimose: the forward of step %d failed (%s, phase %s, shape %s) and is run "
@@ -134,21 +117,14 @@ class Retry:
             torch.clear_autocast_cache()
         self._engine.rollback.restore()
 
-    def _is_waited_for(self, step: Step, error: BaseException) -> bool:
-        """Whether other ranks wait for the forward; then the error says so."""
-        why = why_forward_waits(self._model, self._engine.units)
-        if why:
-            record = step.record()
-            peak = record.predicted_peak_bytes
-            reached = "" if peak is None else f", {format_bytes(peak)} were predicted"
-            tell_alone(
-                error,
-                f"the forward of step {step.number}",
-                why,
-                f"The step began with {format_bytes(step.start_bytes)}{reached}, and "
-                f"the budget is {format_bytes(record.budget_bytes)}.",
-            )
-        return bool(why)
+
+def _others_wait(engine: Engine, error: BaseException, what: str, why: str) -> bool:
+    """Whether other ranks wait for what has failed; then the error says so."""
+    if why and not is_told_alone(error):
+        held = format_bytes(engine.footprint.least_bytes())
+        budget = format_bytes(engine.budget_bytes)
+        tell_alone(error, what, why, f"{held} are held now, of {budget}.")
+    return bool(why)
 
 
 def release_memory(device: torch.device) -> None:
@@ -234,7 +210,10 @@ class Attempts:
         Args:
             error: What the last one has raised.
         """
-        if not self._is_ours(error) or self._is_waited_for(error):
+        if not self._is_ours(error):
+            return False
+        why = why_step_waits(self._model, self._engine.units)
+        if _others_wait(self._engine, error, "the step", why):
             return False
         n_kept, runs_out = len(self._engine.findings.kept), is_out_of_memory(error)
         if self._has_run_out if runs_out else n_kept == self._n_kept:
@@ -262,16 +241,6 @@ class Attempts:
             self._engine.footprint.ran_out(asked_bytes(error))
             return True
         return False
-
-    def _is_waited_for(self, error: RuntimeError) -> bool:
-        """Whether other ranks take part in the step; then the error says so."""
-        why = why_step_waits(self._model, self._engine.units)
-        if why and not is_told_alone(error):
-            held = format_bytes(self._engine.footprint.least_bytes())
-            budget = format_bytes(self._engine.budget_bytes)
-            numbers = f"{held} are held now, of {budget}."
-            tell_alone(error, "the step", why, numbers)
-        return bool(why)
 
 
 class TrainersStep:

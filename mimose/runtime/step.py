@@ -29,21 +29,18 @@ import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from mimose.cost.problem import Memory
-from mimose.exactness.late_answers import LateAnswers
 from mimose.exceptions import MimoseError
 from mimose.memory.marks import RetainedOutputs, Trace, analyse
 from mimose.memory.meters import Meter
-from mimose.memory.wall import Footprint
-from mimose.planners import Menu
 from mimose.policy.plans import Decision
-from mimose.policy.windows import OTHERS, Windows, joined
+from mimose.policy.windows import OTHERS, joined
 from mimose.records import Peaks, StepRecord
-from mimose.runtime.outcome import StepOutcome, Writers
+from mimose.runtime.outcome import StepOutcome, learn
 from mimose.tensors import tensors_in
 from mimose.torch_private import (
     NO_GRAPH_TASK,
@@ -51,6 +48,9 @@ from mimose.torch_private import (
     queue_callback,
 )
 from mimose.types import Measured, StepInput
+
+if TYPE_CHECKING:
+    from mimose.runtime.engine import Engine
 
 _log = logging.getLogger(__name__)
 
@@ -166,31 +166,23 @@ class Step:
     """One forward of the root, until its backward has ended.
 
     Args:
-        number: Counts the root's forwards.
+        engine: The session's parts.
         facts: Its context and sizes.
         shape: The sizes that vary, by name.
         decision: What it is to do.
         window: The forwards that run before the same backward.
-        menu: The actions in use.
-        action_at: A baseline's, by position; None where plans are made.
-        budget_bytes: The budget.
-        began: When the root was entered, by `time.perf_counter`.
     """
 
     def __init__(
         self,
-        number: int,
+        engine: Engine,
         facts: StepInput,
         shape: Mapping[str, int],
         decision: Decision,
         window: Window,
-        *,
-        menu: Menu,
-        action_at: ActionAt | None,
-        budget_bytes: int,
-        began: float,
     ) -> None:
-        self.number = number
+        self.number = engine.steps.n_begun
+        """Counts the root's forwards."""
         self.facts = facts
         self.shape = shape
         self.window = window
@@ -207,11 +199,11 @@ class Step:
         self.loss_can_be_safer = False
         """Whether its loss could go by rows and does not."""
         self.plan_seconds = 0.0
-        self.menu = menu
-        self._action_at = action_at
-        self._is_baseline = action_at is not None
-        self._budget_bytes = budget_bytes
-        self._began = began
+        self.menu = engine.learner.model.menu
+        self._action_at = engine.action_at
+        self._is_baseline = not engine.plans
+        self._budget_bytes = engine.budget_bytes
+        self._began = time.perf_counter()
         self._seconds: float | None = None
         self._unplanned: list[str] = []
         """The actions of the layer calls of which no plan speaks."""
@@ -323,17 +315,6 @@ class Step:
         if trace is not None:
             self._events = [e for e in trace.events if e.part == self.part]
 
-    def ran(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
-        """Return the layer calls' actions, and their names where they are known."""
-        chosen = self.decision.chosen
-        if self._events is not None:
-            found = self._events
-            return tuple([e.action for e in found]), tuple([e.name for e in found])
-        if chosen is not None:
-            own = chosen.events_of(self.part)
-            return chosen.plan.actions[own], chosen.events[own]
-        return tuple(self._unplanned), ()
-
     # ------------------------------------------------------------------ backward
 
     def wait(self, graph: object, unseen: str) -> None:
@@ -371,23 +352,25 @@ class Step:
         """
         self.stage = Stage.CLOSED
         self.reason = reason or self.reason
-        chosen = self.decision.chosen
-        if self._events is not None:
-            self.flops = sum(event.flops for event in self._events)
-        elif has_ended and chosen is not None:
-            self.flops += sum(self.decision.flops[chosen.events_of(self.part)])
         if has_ended:
             self._seconds = time.perf_counter() - self._began
         return self.record()
 
     def record(self) -> StepRecord:
         """Return what can be told of the step by now."""
-        growth, peaks, chosen = (
-            self.growth_bytes,
-            self.window.peaks,
-            self.decision.chosen,
-        )
-        actions, events = self.ran()
+        growth, peaks = self.growth_bytes, self.window.peaks
+        chosen, found = self.decision.chosen, self._events
+        actions, flops = tuple(self._unplanned), self.flops
+        events: tuple[str, ...] = ()
+        if found is not None:
+            actions = tuple([event.action for event in found])
+            events = tuple([event.name for event in found])
+            flops = sum([event.flops for event in found])
+        elif chosen is not None:
+            own = chosen.events_of(self.part)
+            actions, events = chosen.plan.actions[own], chosen.events[own]
+            if self._seconds is not None:
+                flops += sum(self.decision.flops[own])
         return StepRecord(
             step=self.number,
             shape=self.shape,
@@ -399,7 +382,7 @@ class Step:
             observed_peak_bytes=peaks and peaks.level_bytes,
             cache_hit=self.decision.cache_hit,
             plan_seconds=self.plan_seconds,
-            recomputed_flops=self.flops,
+            recomputed_flops=flops,
             retries=self.retries,
             reason=self.reason,
             events=events,
@@ -435,11 +418,7 @@ class Steps:
     """The steps whose backward may still come, each followed to its outcome.
 
     Args:
-        footprint: What is held of the device.
-        answers: Tells what only an accelerator knows.
-        writers: Take the outcomes.
-        windows: Learns which forwards make up a step.
-        reads_peak: Whether the meter tells peaks.
+        engine: The session's parts.
 
     Attributes:
         n_begun: Forwards begun so far.
@@ -449,20 +428,10 @@ class Steps:
         releases: Whether the user lets a step's outputs go before the next backward.
     """
 
-    def __init__(
-        self,
-        footprint: Footprint,
-        answers: LateAnswers,
-        writers: Writers,
-        windows: Windows,
-        *,
-        reads_peak: bool,
-    ) -> None:
-        self._footprint = footprint
-        self._answers = answers
-        self._writers = writers
-        self._windows = windows
-        self._reads_peak = reads_peak
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._footprint = engine.footprint
+        self._answers = engine.answers
         self._window: Window | None = None
         self._shared_until = -1
         self._wall_of: weakref.ref[Any] | None = None
@@ -521,7 +490,7 @@ class Steps:
     def _close_unlearned(self, steps: Sequence[Step], reason: str) -> None:
         for step in list(steps):
             self.open.remove(step)
-            self._writers.records.close(step.close(reason, has_ended=False))
+            self._engine.records.close(step.close(reason, has_ended=False))
 
     def forward_ended(self, step: Step, output: Any, calls: tuple[int, ...]) -> None:
         """Wait for the backward of a step.
@@ -532,7 +501,8 @@ class Steps:
             calls: How often each layer was called in its window.
         """
         window = step.window
-        step.keep_events()
+        if window.trace is not None:
+            step.keep_events()
         tensors = list(tensors_in(output))
         graph, is_waiting = _Gradient(self, step), False
         for tensor in tensors:
@@ -573,7 +543,7 @@ class Steps:
         step.window.stop_reading()
         self._footprint.drop_wall()
         self.note_peak(self._footprint.fold().level_bytes)
-        self._writers.records.close(step.close(reason, has_ended=False))
+        self._engine.records.close(step.close(reason, has_ended=False))
 
     def abandon(self) -> None:
         """Begin a new window with the next forward: the last step has failed."""
@@ -617,6 +587,7 @@ class Steps:
         window.is_running = False
         if window.trace is not None:
             window.trace.end()
+        self._wall_of = None
         self._footprint.drop_wall()
         self._note_peaks(window, self._footprint.fold())
         if self._answers.asked:
@@ -639,7 +610,7 @@ class Steps:
             self._footprint.note_level(level)
             peaks = peaks._replace(level_bytes=level)
         window.peak_bytes = level
-        if self._reads_peak:
+        if self._engine.meter.reads_peak:
             window.peaks = peaks
         if len(self.open) > len(window.steps):
             self.note_peak(level)
@@ -664,8 +635,8 @@ class Steps:
         last, facts = window.steps[-1], joined(window.parts)
         if window.is_left:
             self._shared_until = self.n_begun + _SHARED_STEPS
-        elif self._writers.plans:
-            self._windows.absorb(window.parts, 1)
+        elif self._engine.plans:
+            self._engine.policy.windows.absorb(window.parts, 1)
         if window.planned is not None and (window.reason or window.planned != facts):
             for step in window.steps:
                 step.withdraw(window.reason or OTHERS)
@@ -677,7 +648,8 @@ class Steps:
         trace, sample = window.trace, None
         if trace is not None:
             sample = analyse(trace.marks, trace.events, last.menu)
-        self._writers.absorb(
+        learn(
+            self._engine,
             StepOutcome(
                 facts=facts,
                 decision=last.decision,
@@ -689,7 +661,7 @@ class Steps:
                 between=window.between,
                 released_bytes=window.released_bytes,
                 is_shared=window.is_shared,
-            )
+            ),
         )
 
     def _end_again(self, window: Window) -> None:
@@ -700,13 +672,13 @@ class Steps:
         """
         if self.n_begun > window.steps[-1].number + 1:
             self._shared_until = self.n_begun + _SHARED_STEPS
-        elif self._writers.plans and not window.is_left:
-            self._windows.absorb(window.parts, 2)
+        elif self._engine.plans and not window.is_left:
+            self._engine.policy.windows.absorb(window.parts, 2)
             if not window.is_shared:
-                self._writers.take_back()
+                self._engine.learner.take_back()
         for step in window.steps:
             step.reason = _TWO_BACKWARDS
-            self._writers.records.close(step.record())
+            self._engine.records.close(step.record())
 
 
 def is_in_backward() -> bool:
