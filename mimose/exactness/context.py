@@ -10,7 +10,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple, NoReturn, TypeAlias
+from typing import Any, NoReturn, TypeAlias
 
 import torch
 from torch import nn
@@ -110,48 +110,19 @@ class RandomState:
 # ---------------------------------------------------------------------------- autocast
 
 
-class Cast(NamedTuple):
-    """What autocast is set to for one kind of device."""
-
-    kind: str
-    is_enabled: bool
-    dtype: torch.dtype
-    is_cached: bool
-
-
-def autocast_now(kinds: tuple[str, ...]) -> tuple[Cast, ...]:
-    """Return what autocast is set to; nothing where it is off for all.
-
-    Args:
-        kinds: Types of devices.
-    """
+def _casts(kinds: tuple[str, ...]) -> list[dict[str, Any]]:
+    """Return what autocast is set to, by kind of device; [] where it is off for all."""
     if not any(map(torch.is_autocast_enabled, kinds)):
-        return ()
-    is_cached = torch.is_autocast_cache_enabled()
-    return tuple(
-        Cast(k, torch.is_autocast_enabled(k), torch.get_autocast_dtype(k), is_cached)
-        for k in kinds
-    )
-
-
-@contextlib.contextmanager
-def in_autocast(kinds: tuple[str, ...], before: tuple[Cast, ...]) -> Iterator[None]:
-    """Set autocast for a while to what `autocast_now` returned.
-
-    Args:
-        kinds: Types of devices.
-        before: What it returned of them.
-    """
-    with contextlib.ExitStack() as stack:
-        if not before:
-            for kind in kinds:
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        for kind, is_enabled, dtype, is_cached in before:
-            cast = torch.autocast(
-                kind, dtype=dtype, enabled=is_enabled, cache_enabled=is_cached
-            )
-            stack.enter_context(cast)
-        yield
+        return []
+    return [
+        {
+            "device_type": kind,
+            "enabled": torch.is_autocast_enabled(kind),
+            "dtype": torch.get_autocast_dtype(kind),
+            "cache_enabled": torch.is_autocast_cache_enabled(),
+        }
+        for kind in kinds
+    ]
 
 
 # ------------------------------------------------------------------------------- flags
@@ -216,14 +187,14 @@ class Context:
         devices: Accelerators that the call may draw on.
     """
 
-    __slots__ = ("_autocast", "_flags", "_kinds", "_random")
+    __slots__ = ("_casts", "_flags", "_kinds", "_random")
 
     def __init__(self, devices: tuple[torch.device, ...]) -> None:
         self._random = RandomState(devices)
         self._kinds: tuple[str, ...] = ("cpu",)
         if devices:
             self._kinds = (*{device.type: None for device in devices}, "cpu")
-        self._autocast = autocast_now(self._kinds)
+        self._casts = _casts(self._kinds)
         self._flags = flags_now()
 
     def draw_again(self) -> None:
@@ -234,14 +205,15 @@ class Context:
     def as_then(self) -> Iterator[None]:
         """Set all of it as it was; put back, afterwards, what is set now."""
         random, flags = self._random.as_now(), flags_now()
-        is_cast = self._autocast or autocast_now(self._kinds)
+        casts = self._casts
+        if not casts and _casts(self._kinds):
+            casts = [{"device_type": k, "enabled": False} for k in self._kinds]
         try:
             if flags != self._flags:
                 _set_flags(self._flags)
-            if is_cast:
-                with in_autocast(self._kinds, self._autocast):
-                    yield
-            else:
+            with contextlib.ExitStack() as stack:
+                for cast in casts:
+                    stack.enter_context(torch.autocast(**cast))
                 yield
         finally:
             random.restore()

@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from mimose.cost.learner import Learner
 
+if TYPE_CHECKING:
+    from mimose.exactness.unit import Unit
+
 _log = logging.getLogger(__name__)
-
-
-class Named(Protocol):
-    """A unit, as far as it matters here."""
-
-    index: int
-    name: str
 
 
 class Findings:
@@ -40,7 +36,7 @@ class Findings:
         self.families: Sequence[str] = ()
         self.version = 0
 
-    def keep(self, unit: Named, why: str) -> None:
+    def keep(self, unit: Unit, why: str) -> None:
         """Never recompute a unit again."""
         if unit.name in self.kept:
             return
@@ -49,7 +45,7 @@ class Findings:
         self.version += 1
         _log.warning("mimose: %s is kept from now on: %s", unit.name, why)
 
-    def keep_alike(self, unit: Named, why: str) -> None:
+    def keep_alike(self, unit: Unit, why: str) -> None:
         """Never recompute a unit again, nor those that are built as it is."""
         self.keep(unit, why)
         if not self.families:
@@ -60,7 +56,7 @@ class Findings:
                 self._keep_only(index)
                 self.kept[name] = f"{unit.name}, which is built alike, is kept: {why}"
 
-    def exclude(self, unit: Named, action: str, why: str) -> None:
+    def exclude(self, unit: Unit, action: str, why: str) -> None:
         """Never choose an action for a unit again."""
         model = self._learner.model
         allowed = [name for name in model.allowed(unit.index) if name != action]
@@ -74,7 +70,7 @@ class Findings:
         """Take note that a unit's calls have told something, or are to tell it."""
         self.version += 1
 
-    def note_inexact(self, unit: Named, why: str) -> None:
+    def note_inexact(self, unit: Unit, why: str) -> None:
         """Take note of a unit that is recomputed, but not to the bit."""
         if not self.inexact:
             _log.warning(

@@ -29,7 +29,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Collection, Iterable, Iterator
 from itertools import chain
 from types import FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -46,6 +46,9 @@ from mimose.torch_private import (
     submodules_of,
     version_of,
 )
+
+if TYPE_CHECKING:
+    from mimose.exactness.unit import Unit
 
 Key: TypeAlias = tuple[int, str]
 """Where a tensor is: its table, by identity, and its name in it."""
@@ -278,19 +281,6 @@ class Found(NamedTuple):
         return list(map(version_of, self.tensors)) != self.versions
 
 
-class Guarded(Protocol):
-    """A unit, as far as its guard has to know it."""
-
-    name: str
-    module: nn.Module
-    changing: Collection[Key]
-    """Places of the tensors that its forward edits."""
-
-    def renew(self, modules: tuple[nn.Module, ...], tensors: Collection[Key]) -> None:
-        """Take note of what it consists of."""
-        ...
-
-
 class ModuleGuard:
     """Makes a recomputation find what its forward did: [As a call finds it].
 
@@ -298,7 +288,7 @@ class ModuleGuard:
         unit: The layer.
     """
 
-    def __init__(self, unit: Guarded) -> None:
+    def __init__(self, unit: Unit) -> None:
         self._unit = unit
         self._last: State | None = None
         self._hooks: list[weakref.ref[Any]] = []

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import compress
 
-import torch
 from torch import nn
 
 from mimose.exactness.context import RandomState, accelerators_of
@@ -18,7 +17,6 @@ from mimose.exactness.side_effects import (
     TensorSlot,
     running_statistics,
     tensor_slots,
-    union,
 )
 from mimose.exactness.unit import Unit
 from mimose.torch_private import buffers_of, submodules_of
@@ -33,15 +31,9 @@ class Snapshot:
     Args:
         model: The model.
         changing: Places of tensors that forwards are known to change.
-        others: Those that they might change besides; saved where `take` is told to.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        changing: Iterable[TensorSlot],
-        others: Iterable[TensorSlot],
-    ) -> None:
+    def __init__(self, model: nn.Module, changing: Iterable[TensorSlot]) -> None:
         modules = list(model.modules())
         self._devices = accelerators_of(model)
         self._generators = Generators(modules)
@@ -50,38 +42,28 @@ class Snapshot:
         tables += [table for m in modules if (table := buffers_of(m))]
         self._tables = [table for table in tables if isinstance(table, dict)]
         self._state: State | None = None
-        self._changing = union(changing)
-        known = {slot.key for slot in self._changing}
-        self._others = [slot for slot in union(others) if slot.key not in known]
-        small = (slot for slot in self._others if slot.numel <= _SMALL)
-        self._constants = [(slot, slot.read()) for slot in small]
-        self._saved = SavedTensors(())
+        self._changing = list(dict.fromkeys(changing))
+        others = set(tensor_slots(modules)).difference(self._changing)
+        self._large = [slot for slot in others if slot.numel > _SMALL]
+        self._small = [(slot, slot.read()) for slot in others.difference(self._large)]
+        self.saved = SavedTensors(())
 
     def take(self, *, is_wide: bool = True) -> None:
         """Take the snapshot, over an earlier one.
 
         Args:
-            is_wide: Whether to save what might change, too.
+            is_wide: Whether to save all tensors that might change.
         """
         self._random = RandomState(self._devices)
         self._generators.take()
         if self._state is None or not self._state.is_now():
             self._state = State(self._tables)
-        slots = [*self._changing, *self._others] if is_wide else self._changing
-        self._saved = SavedTensors(slots)
-        if not is_wide:
-            self._constants = [(s, s.read_after(old)) for s, old in self._constants]
-            self._saved.states += self._constants
-
-    def compare(
-        self, known: Iterable[TensorSlot]
-    ) -> tuple[list[TensorSlot], list[tuple[TensorSlot, torch.Tensor]]]:
-        """Return what has changed since; see `SavedTensors.compare`."""
-        return self._saved.compare(known)
-
-    def covers(self, keys: Iterable[Key]) -> bool:
-        """Whether the tensors at all these places were saved."""
-        return set(keys) <= {slot.key for slot, _ in self._saved.states}
+        self._small = [
+            (slot, slot.read() if is_wide else slot.read_after(old))
+            for slot, old in self._small
+        ]
+        self.saved = SavedTensors(self._changing + (self._large if is_wide else []))
+        self.saved.states += self._small
 
     def restore(self) -> None:
         """Put everything back, tensors in place."""
@@ -89,7 +71,7 @@ class Snapshot:
         self._random.restore()
         self._generators.restore()
         self._state.put()
-        for slot, state in self._saved.states:
+        for slot, state in self.saved.states:
             slot.restore(state)
 
 
@@ -98,7 +80,7 @@ class Rollback:
 
     As long as a unit has not told what its calls change, and in each step without a
     plan, all tensors that might change are saved and compared; else only those that are
-    known to.
+    known to, and small ones.
 
     Args:
         model: The root.
@@ -115,12 +97,10 @@ class Rollback:
         findings: Findings,
     ) -> None:
         self._findings = findings
-        self._known_at = -1
-        """The version of the findings with which all units were known."""
         self._model = model
         self._units = units
         self._answers = answers
-        self._changing: tuple[TensorSlot, ...] = ()
+        self._changing: set[TensorSlot] = set()
         """What forwards were seen to change."""
         self._is_wide = True
         self._has_compared = False
@@ -129,15 +109,15 @@ class Rollback:
 
     def renew(self) -> None:
         """Look at the model's modules anew: they are others."""
+        self._version = -1
+        """That of the findings with which the snapshot was made."""
         self._snapshot = self.snapshot()
-        self._is_settled = False
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot, not yet taken, of what a forward changes."""
-        modules = list(self._model.modules())
-        units = [slot for unit in self._units for slot in unit.may_change()]
-        known = union(running_statistics(modules), units, self._changing)
-        return Snapshot(self._model, known, tensor_slots(modules))
+        units = (slot for unit in self._units for slot in unit.may_change())
+        running = running_statistics(self._model.modules())
+        return Snapshot(self._model, [*running, *units, *self._changing])
 
     def take(self, *, is_planned: bool) -> None:
         """Save what the forward to come may change.
@@ -145,49 +125,37 @@ class Rollback:
         Args:
             is_planned: Whether it runs under a plan and is not measured.
         """
-        knows = self._known_at == self._findings.version
-        if not knows:
-            knows = all([unit.is_known or unit.is_kept for unit in self._units])
-            self._known_at = self._findings.version if knows else -1
-        if not knows or not self._is_settled:
+        if self._version != self._findings.version:
+            self._version = self._findings.version
             self._snapshot = self.snapshot()
-        self._is_settled = knows
-        self._has_compared = self._has_compared and knows
-        self._is_wide = not (knows and is_planned and self._has_compared)
+            self._has_compared = False
+        self._is_wide = not (is_planned and self._has_compared)
         self._snapshot.take(is_wide=self._is_wide)
-
-    def narrow(self) -> None:
-        """Ask nothing of the forward that has begun: it turned out one under a plan."""
-        if self._is_settled and self._has_compared:
-            self._is_wide = False
 
     def learn(self) -> None:
         """Take note, where all was saved, of what the forward has changed."""
         if not self._is_wide:
             return
-        self._has_compared = True
+        self._has_compared = all([u.is_known or u.is_kept for u in self._units])
         running = running_statistics(self._model.modules())
-        changed, unclear = self._snapshot.compare(running)
+        changed, unclear = self._snapshot.saved.compare(running)
         self._note(changed)
-        if unclear:
-            slots = [slot for slot, _ in unclear]
-            self._answers.ask(
-                [flag for _, flag in unclear],
-                lambda differ: self._note(compress(slots, differ)),
-            )
+        slots, flags = [slot for slot, _ in unclear], [flag for _, flag in unclear]
+        self._answers.ask(flags, lambda differ: self._note(compress(slots, differ)))
 
     def covers(self, keys: Iterable[Key]) -> bool:
         """Whether the tensors at all these places were saved."""
-        return self._snapshot.covers(keys)
+        return set(keys) <= {slot.key for slot, _ in self._snapshot.saved.states}
 
     def restore(self) -> None:
         """Put everything back, tensors in place."""
         self._snapshot.restore()
 
     def _note(self, slots: Iterable[TensorSlot]) -> None:
-        changed = union(self._changing, slots)
-        if len(changed) > len(self._changing):
-            self._changing, self._is_settled = changed, False
+        new = set(slots) - self._changing
+        if new:
+            self._changing |= new
+            self._version = -1
 
 
 def _is_of_users(module: nn.Module) -> bool:

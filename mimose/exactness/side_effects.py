@@ -15,7 +15,7 @@ import pickle
 import random
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -46,10 +46,16 @@ class TensorSlot:
         self._table = table
         self._name = name
 
-    @property
-    def key(self) -> tuple[int, str]:
-        """Where it is: its table, by identity, and its name in it."""
-        return id(self._table), self._name
+        self.key = id(table), name
+        """Where it is: equal for slots of the same place, as these are themselves."""
+
+    def __eq__(self, other: object) -> bool:
+        """Whether two are of the same place."""
+        return isinstance(other, TensorSlot) and other.key == self.key
+
+    def __hash__(self) -> int:
+        """Hash the place."""
+        return hash(self.key)
 
     @property
     def numel(self) -> int:
@@ -128,10 +134,9 @@ class SavedTensors:
         Args:
             known: Places that are known to change, and need not be compared.
         """
-        keys = {slot.key for slot in known}
-        changed, unclear = [], []
+        known, changed, unclear = set(known), [], []
         for slot, state in self.states:
-            found = slot.key in keys or slot.differs(state)
+            found = slot in known or slot.differs(state)
             if isinstance(found, torch.Tensor):
                 unclear.append((slot, found))
             elif found:
@@ -140,8 +145,8 @@ class SavedTensors:
 
     def forget_others(self, slots: Iterable[TensorSlot]) -> None:
         """Hold no longer what is not at one of these places."""
-        keys = {slot.key for slot in slots}
-        self.states = [(slot, s) for slot, s in self.states if slot.key in keys]
+        kept = set(slots)
+        self.states = [(slot, state) for slot, state in self.states if slot in kept]
 
 
 def tensor_slots(modules: Iterable[nn.Module]) -> list[TensorSlot]:
@@ -180,14 +185,6 @@ def running_statistics(modules: Iterable[nn.Module]) -> list[TensorSlot]:
         if buffer is not None
         and (name.startswith("running_") or name == "num_batches_tracked")
     ]
-
-
-_AnySlot = TypeVar("_AnySlot", bound=TensorSlot)
-
-
-def union(*groups: Iterable[_AnySlot]) -> tuple[_AnySlot, ...]:
-    """Join groups of slots, each place once."""
-    return tuple({slot.key: slot for group in groups for slot in group}.values())
 
 
 # -------------------------------------------------------------------------- generators
@@ -301,14 +298,6 @@ class FirstCall:
 # ----------------------------------------------------------------- what a call is given
 
 
-class Holder(Protocol):
-    """Holds what a call was given."""
-
-    def clear(self) -> None:
-        """Let go of it."""
-        ...
-
-
 class Given:
     """What a call was handed, to tell whether it was changed since.
 
@@ -321,8 +310,8 @@ class Given:
     def __init__(self) -> None:
         self._tensors: list[tuple[weakref.ref[torch.Tensor], int]] = []
         self._looks: list[tuple[Any, Any]] = []
-        self.holder: weakref.ref[Holder] | None = None
-        """Holds it for a recomputation."""
+        self.holder: Callable[[], Any] = lambda: None
+        """Returns what holds it for a recomputation, if that lives, to be cleared."""
 
     @classmethod
     def of_root(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:
@@ -360,7 +349,7 @@ class Given:
     def give_up(self) -> None:
         """Let go of everything: the forward that was given it is given up."""
         self._looks.clear()
-        holder = None if self.holder is None else self.holder()
+        holder = self.holder()
         if holder is not None:
             holder.clear()
 

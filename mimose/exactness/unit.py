@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import compress
 from typing import Any, NoReturn
 
 from torch import nn
@@ -11,7 +12,7 @@ from mimose.exactness.context import accelerators_of
 from mimose.exactness.findings import Findings
 from mimose.exactness.guard import Found, Key, ModuleGuard
 from mimose.exactness.late_answers import LateAnswers
-from mimose.exactness.side_effects import FirstCall, TensorSlot, tensor_slots, union
+from mimose.exactness.side_effects import FirstCall, TensorSlot, tensor_slots
 from mimose.exceptions import LateChangeError, RecomputationError
 from mimose.inputs.compiled import SCRIPTED, CodeInside
 from mimose.tensors import operators_of
@@ -180,16 +181,13 @@ class Unit:
         """
         told = first.tell()
         unclear = [slot for slot, _ in told.unclear]
-        known = union(self.slots, told.changed)
-        self._save(union(known, unclear))
+        known = {*self.slots, *told.changed}
+        self._save({*known, *unclear})
         self.is_known = True
         self._findings.note_change()
 
         def tell(changed: Sequence[bool]) -> None:
-            pairs = zip(unclear, changed, strict=True)
-            same = {slot.key for slot, is_changed in pairs if not is_changed}
-            same -= {slot.key for slot in known}
-            self._save(slot for slot in self.slots if slot.key not in same)
+            self._save({*known, *compress(unclear, changed)})
 
         if unclear:
             self._answers.ask([flag for _, flag in told.unclear], tell)
@@ -203,7 +201,7 @@ class Unit:
         """Return the places that it changes; as long as no call has told, all."""
         if self.is_known or self.is_kept:
             return self.slots
-        return union(self.slots, tensor_slots(self.module.modules()))
+        return (*self.slots, *tensor_slots(self.module.modules()))
 
     def note_compared(self, *, is_doubted: bool) -> None:
         """Take note that a recomputation was compared, and whether it is in doubt."""
