@@ -91,10 +91,10 @@ class RandomState:
 
     def __init__(self, devices: Iterable[torch.device] = ()) -> None:
         self._cpu = _CPU.get_state()
-        self._others: dict[torch.device, torch.Tensor] = {
-            device: torch.get_device_module(device).get_rng_state(device)
-            for device in devices
-        }
+        self._others: dict[torch.device, torch.Tensor] = {}
+        for device in devices:
+            module = torch.get_device_module(device)
+            self._others[device] = module.get_rng_state(device)
 
     def restore(self) -> None:
         """Put it back."""

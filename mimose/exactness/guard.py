@@ -95,7 +95,8 @@ class State:
         self.trouble = ""
         self._values = list(chain.from_iterable(map(dict.values, tables)))
         self._copies = list(map(dict, tables))
-        self._contents: list[tuple[Any, Any]] = []
+        self._containers: list[Any] = []
+        self._contents: list[Any] = []
         for table, copied in zip(tables, self._copies, strict=True):
             for name, value in copied.items():
                 if name not in _INTERNAL:
@@ -111,7 +112,8 @@ class State:
         """Take note of one value: of the tensors in it, and of its content."""
         is_container = type(value) in _CONTAINERS
         if is_container and _is_small(value):
-            self._contents.append((value, _copied(value)))
+            self._containers.append(value)
+            self._contents.append(_copied(value))
         elif is_container or not isinstance(value, (torch.Tensor, tuple)):
             return
         for place, tensor in enumerate(tensors_in(value)):
@@ -134,7 +136,7 @@ class State:
             len(found) == len(self._values)
             and all(map(operator.is_, found, self._values))
             and list(map(_LEARNS, self._all)) == self._learn
-            and all([_same(value, content) for value, content in self._contents])
+            and (not self._contents or _same(self._containers, self._contents))
         )
 
     def put(self) -> None:
@@ -149,7 +151,7 @@ class State:
                 now = dict(table)
                 table.clear()
                 table.update({name: now[name] for name in before if name in now})
-        for value, content in self._contents:
+        for value, content in zip(self._containers, self._contents, strict=True):
             if not _same(value, content):
                 _fill(value, _copied(content))
         for tensor, learns in zip(self._all, self._learn, strict=True):
@@ -258,8 +260,12 @@ def state_of_layer(modules: tuple[nn.Module, ...]) -> State:
             tables += chain.from_iterable(forward_hooks_of(module))
     tables += chain.from_iterable(global_forward_hooks)
     tables += held_objects(modules)
-    dicts = [table for table in tables if isinstance(table, dict)]
-    return State(dicts, chain.from_iterable(sharded.values()))
+    return State(_dicts(tables), chain.from_iterable(sharded.values()))
+
+
+def _dicts(tables: Iterable[Any]) -> list[dict[str, Any]]:
+    """Leave out those of scripted modules, which are none and cannot change."""
+    return [table for table in tables if isinstance(table, dict)]
 
 
 def _hooks_inside(modules: Iterable[nn.Module]) -> list[Any]:
@@ -371,15 +377,12 @@ class Structure:
 
     def _note(self) -> None:
         modules = list(self._root.modules())
-        self._modules: list[Any] = list(map(submodules_of, modules))
-        self._buffers: list[Any] = [
-            table for table in map(buffers_of, modules) if isinstance(table, dict)
-        ]
+        self._modules = _dicts(map(submodules_of, modules))
+        self._buffers = _dicts(map(buffers_of, modules))
         self._last = self._now()
 
     def _now(self) -> tuple[list[Any], list[str]]:
-        tables = (table for table in self._modules if isinstance(table, dict))
-        inside = list(chain.from_iterable(map(dict.values, tables)))
+        inside = list(chain.from_iterable(map(dict.values, self._modules)))
         return inside, list(chain.from_iterable(self._buffers))
 
     def renew(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from itertools import compress
 
+import torch
 from torch import nn
 
 from mimose.exactness.context import RandomState, accelerators_of
@@ -19,7 +20,7 @@ from mimose.exactness.side_effects import (
     tensor_slots,
 )
 from mimose.exactness.unit import Unit
-from mimose.torch_private import buffers_of, submodules_of
+from mimose.torch_private import buffers_of, submodules_of, version_of
 
 _SMALL = 4096
 """Buffers of so many elements are saved each step, in case they begin to change."""
@@ -44,8 +45,12 @@ class Snapshot:
         self._state: State | None = None
         self._changing = list(dict.fromkeys(changing))
         others = set(tensor_slots(modules)).difference(self._changing)
-        self._large = [slot for slot in others if slot.numel > _SMALL]
-        self._small = [(slot, slot.read()) for slot in others.difference(self._large)]
+        self._small = [slot for slot in others if _is_small(slot.now())]
+        self._large = others.difference(self._small)
+        self._constants = SavedTensors(())
+        self._constant: list[torch.Tensor] = []
+        self._versions: list[int] | None = None
+        """Small ones that have not changed yet: saved, themselves, their versions."""
         self.saved = SavedTensors(())
 
     def take(self, *, is_wide: bool = True) -> None:
@@ -57,13 +62,14 @@ class Snapshot:
         self._random = RandomState(self._devices)
         self._generators.take()
         if self._state is None or not self._state.is_now():
-            self._state = State(self._tables)
-        self._small = [
-            (slot, slot.read() if is_wide else slot.read_after(old))
-            for slot, old in self._small
-        ]
-        self.saved = SavedTensors(self._changing + (self._large if is_wide else []))
-        self.saved.states += self._small
+            self._state, self._versions = State(self._tables), None
+        if is_wide or list(map(version_of, self._constant)) != self._versions:
+            self._constants = SavedTensors(self._small)
+            self._constant = [t for s in self._small if (t := s.now()) is not None]
+            self._versions = list(map(version_of, self._constant))
+        slots = [*self._changing, *self._large] if is_wide else self._changing
+        self.saved = SavedTensors(slots)
+        self.saved.states += self._constants.states
 
     def restore(self) -> None:
         """Put everything back, tensors in place."""
@@ -156,6 +162,11 @@ class Rollback:
         if new:
             self._changing |= new
             self._version = -1
+
+
+def _is_small(tensor: torch.Tensor | None) -> bool:
+    """Whether a tensor is, and counts its edits."""
+    return tensor is not None and tensor.numel() <= _SMALL and not tensor.is_inference()
 
 
 def _is_of_users(module: nn.Module) -> bool:

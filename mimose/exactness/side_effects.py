@@ -15,6 +15,7 @@ import pickle
 import random
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -57,13 +58,8 @@ class TensorSlot:
         """Hash the place."""
         return hash(self.key)
 
-    @property
-    def numel(self) -> int:
-        """How many elements it has now."""
-        tensor = self._now()
-        return 0 if tensor is None else int(tensor.numel())
-
-    def _now(self) -> torch.Tensor | None:
+    def now(self) -> torch.Tensor | None:
+        """Return the tensor that is there; None where there is none."""
         try:
             found = self._table[self._name]  # those of scripted modules have no `get`
         except KeyError:
@@ -72,17 +68,10 @@ class TensorSlot:
 
     def read(self) -> Any:
         """Return a copy, and the identity and version of the original."""
-        tensor = self._now()
+        tensor = self.now()
         if tensor is None:
             return None, None, 0
         return tensor.detach().clone(), id(tensor), version(tensor)
-
-    def read_after(self, state: Any) -> Any:
-        """Return its state; the earlier one, if its version is still that."""
-        tensor = self._now()
-        if tensor is None or (id(tensor), version(tensor)) != state[1:]:
-            return self.read()
-        return state
 
     def differs(self, state: Any) -> bool | torch.Tensor:
         """Compare identity, version and value.
@@ -90,7 +79,7 @@ class TensorSlot:
         What only an accelerator can tell is a flag there: to read it is to wait.
         """
         old, identity, counted = state
-        tensor = self._now()
+        tensor = self.now()
         if tensor is None or old is None:
             return tensor is not old
         if id(tensor) != identity or version(tensor) != counted:
@@ -103,7 +92,7 @@ class TensorSlot:
 
     def restore(self, state: Any) -> None:
         """Copy the old values in place; where they are unchanged, touch nothing."""
-        tensor, old = self._now(), state[0]
+        tensor, old = self.now(), state[0]
         if tensor is None or old is None or tensor.shape != old.shape:
             self._table[self._name] = old
         elif not same_bits(tensor, old):
@@ -202,7 +191,7 @@ _GLOBAL = (
     _Generator("Python's generator", random.getstate, random.setstate),
     _Generator(
         "NumPy's generator",
-        lambda: np.random.get_state(legacy=False),  # noqa: NPY002 - users draw from it
+        partial(np.random.get_state, legacy=False),
         np.random.set_state,
     ),
 )
