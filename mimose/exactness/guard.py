@@ -85,6 +85,8 @@ class State:
         tables: The same.
         tensors: All tensors in them, by place.
         trouble: Why what reads this may not run again; "" where it may.
+        has_graph: Whether a tensor was made of others. Weights may be, that are lent to
+            one call; an attribute may be what the layer itself has made.
     """
 
     def __init__(
@@ -93,6 +95,7 @@ class State:
         self.tables = tables
         self.tensors: dict[Key, torch.Tensor] = {}
         self.trouble = ""
+        self.has_graph = False
         self._values = list(chain.from_iterable(map(dict.values, tables)))
         self._copies = list(map(dict, tables))
         self._containers: list[Any] = []
@@ -117,7 +120,8 @@ class State:
         elif is_container or not isinstance(value, (torch.Tensor, tuple)):
             return
         for place, tensor in enumerate(tensors_in(value)):
-            if tensor.grad_fn is not None:
+            self.has_graph = self.has_graph or tensor.grad_fn is not None
+            if tensor.grad_fn is not None and "_parameters" in copied:
                 self.trouble = f"its attribute {name!r} holds a tensor with a graph"
                 copied[name] = _WITH_GRAPH
             elif tensor.is_inference():
@@ -316,8 +320,8 @@ class ModuleGuard:
             hooks = _hooks_inside(modules)
             self.has_new_hooks = not {id(hook) for hook in hooks} <= known
             self._hooks = [weakref.ref(hook) for hook in hooks]
-            is_held = not (state.trouble or self.has_new_hooks)
-            self._last = state if is_held else None
+            is_passing = state.trouble or state.has_graph or self.has_new_hooks
+            self._last = None if is_passing else state
         return self.left(state)
 
     def left(self, state: State) -> Found:

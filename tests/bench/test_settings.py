@@ -363,7 +363,7 @@ def gradual_unfreezing():
     return trained(model, loss)
 
 
-@setting("refused")
+@setting()
 def other_weights():
     """functional_call with weights made of the model's own (weight noise)."""
     model = Model()
