@@ -145,7 +145,7 @@ class Plans:
             facts: The step.
             memory: What is held, and the budget.
         """
-        key = _key(facts)
+        key = facts.context, facts.has_gradients, facts.sizes
         with self._lock:
             found = self._cache.get(key)
             if found is None or not self._is_good(found, memory):
@@ -161,10 +161,8 @@ class Plans:
         """Whether a plan fits today, and leaves no more unused than it must."""
         if cached.version < self._learner.model.valid_since:
             return False
-        growth, headroom = (
-            cached.growth.bytes(memory.released_bytes),
-            memory.headroom_bytes,
-        )
+        growth = cached.growth.bytes(memory.released_bytes)
+        headroom = memory.budget_bytes - memory.start_bytes
         if self._margin.allowed(growth) > headroom:
             return False
         spare = headroom - cached.headroom_bytes

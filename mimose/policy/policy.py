@@ -116,23 +116,22 @@ class Policy:
             if decision.chosen is None or covers(whole, parts):
                 return before
             return joined(parts), Decision("fallback", None, reason=OTHERS)
-        expected = self.windows.expected(parts[0])
-        if isinstance(expected, str):
-            return parts[0], Decision("fallback", None, reason=expected)
-        found = self.plans.get(expected, memory)
-        if found is None or expected.context not in self._learner.model.patterns:
-            return expected, self._plan(expected, memory, is_first=is_first)
-        self._learner.use(expected.context)
-        return expected, self._hit(found, memory)
-
-    def _hit(self, found: CachedPlan, memory: Memory) -> Decision:
-        released = memory.released_bytes
-        decision = found.decided.get(released)
-        if decision is None:
-            decision = _decision(found, memory, cache_hit=True)
+        facts = parts[0]
+        if facts.context in self.windows.seen:
+            expected = self.windows.expected(facts)
+            if isinstance(expected, str):
+                return facts, Decision("fallback", None, reason=expected)
+            facts = expected
+        found = self.plans.get(facts, memory)
+        if found is None or facts.context not in self._learner.model.patterns:
+            return facts, self._plan(facts, memory, is_first=is_first)
+        self._learner.use(facts.context)
+        known = found.decided.get(memory.released_bytes)
+        if known is None:
+            known = _decision(found, memory, cache_hit=True)
             found.decided.clear()
-            found.decided[released] = decision
-        return decision
+            found.decided[memory.released_bytes] = known
+        return facts, known
 
     def _plan(self, facts: StepInput, memory: Memory, *, is_first: bool) -> Decision:
         """Make a plan where the costs are known well enough."""

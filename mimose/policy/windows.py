@@ -50,12 +50,15 @@ def joined(parts: Sequence[StepInput]) -> StepInput:
 
 
 class Windows:
-    """Remembers which windows came, and tells how one that begins goes on."""
+    """Remembers which windows came, and tells how one that begins goes on.
+
+    Attributes:
+        seen: By the first forward's context, windows and their backwards; of contexts
+            alone in which some was not of one forward and one backward.
+    """
 
     def __init__(self) -> None:
-        self._seen: dict[Context, deque[tuple[Parts, int]]] = {}
-        """By the first forward's context, windows and their backwards; of contexts
-        alone in which some was not of one forward and one backward."""
+        self.seen: dict[Context, deque[tuple[Parts, int]]] = {}
         self._to_come: dict[Context, list[tuple[StepInput, list[SizeRule]]]] = {}
         """The forwards behind such a first one, and how their sizes follow from its."""
 
@@ -65,7 +68,7 @@ class Windows:
         Args:
             first: The forward.
         """
-        seen = self._seen.get(first.context)
+        seen = self.seen.get(first.context)
         if seen is None:
             return first
         if any(n_backwards > 1 for _, n_backwards in seen):
@@ -89,19 +92,19 @@ class Windows:
             n_backwards: How many backwards went through them.
         """
         context = parts[0].context
-        if context not in self._seen and len(parts) == n_backwards == 1:
+        if context not in self.seen and len(parts) == n_backwards == 1:
             return
         if self.expected(parts[0]) != joined(parts):
             self._to_come.pop(context, None)
-        seen = self._seen.pop(context, None) or deque(maxlen=_LATELY)
+        seen = self.seen.pop(context, None) or deque(maxlen=_LATELY)
         seen.append((tuple(parts), n_backwards))
-        self._seen[context] = seen
-        if len(self._seen) > MOST_CONTEXTS:
-            del self._seen[next(iter(self._seen))]
+        self.seen[context] = seen
+        if len(self.seen) > MOST_CONTEXTS:
+            del self.seen[next(iter(self.seen))]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was seen, ready for JSON."""
-        return {context: list(seen) for context, seen in self._seen.items()}
+        return {context: list(seen) for context, seen in self.seen.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Take over what another one has seen.
@@ -109,7 +112,7 @@ class Windows:
         Args:
             state: What ``state_dict`` returned.
         """
-        self._seen = {
+        self.seen = {
             context: deque(
                 (
                     (tuple(StepInput(*as_tuples(part)) for part in parts), int(n))
