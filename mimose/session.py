@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from os import PathLike
 from typing import Any, TypeVar
@@ -55,9 +54,6 @@ from mimose.types import StepInput
 _log = logging.getLogger(__name__)
 
 _Batch = TypeVar("_Batch")
-
-_sessions: weakref.WeakSet[Session] = weakref.WeakSet()
-"""Those that live."""
 
 
 def attach(
@@ -221,7 +217,6 @@ class Session:
         self.repeats = Repeats(model, self._engine)
         try:
             self._engine.attach(model)
-            self._tell_of_others()
             self._is_attached = True
         except BaseException:
             self.detach()
@@ -233,26 +228,11 @@ class Session:
             format_bytes(self.budget_bytes),
         )
 
-    def _tell_of_others(self) -> None:
-        """Say that sessions on one device take each other's readings away."""
-        others = [s for s in _sessions if s._engine.device == self._engine.device]
-        if others:
-            _log.warning(
-                "mimose: a session plans %s on %s already: each resets the peak that "
-                "the other reads, so a step over its budget may go unseen. Detach the "
-                "session if it is done; else attach one to a module that holds both "
-                "models, or to the larger alone",
-                " and ".join(sorted({type(s._model).__name__ for s in others})),
-                self._engine.device,
-            )
-        _sessions.add(self)
-
     def detach(self) -> None:
         """Give the model back as it was. Harmless twice.
 
         What happened and what was learned stay readable; the model is let go.
         """
-        _sessions.discard(self)
         self._ahead.close()
         self._engine.detach()
         if self._is_attached and self._model is not None:

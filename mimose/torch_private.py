@@ -14,99 +14,16 @@ from __future__ import annotations
 
 import contextlib
 import operator
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
 from typing import Any, TypeAlias
 
 import torch
-from torch import distributed, nn
+from torch import nn
 from torch.autograd import Variable, forward_ad
-from torch.nn.modules import conv
 from torch.nn.modules import module as _modules
 from torch.nn.utils import parametrize
 from torch.utils import _python_dispatch, _pytree, checkpoint
-
-__all__ = [
-    "CHECKPOINT_WRAPPED",
-    "COMPILED_CALL",
-    "COMPILED_FROM",
-    "COMPILED_MODULE",
-    "COMPILED_NODE",
-    "KERNEL_FLAGS",
-    "NOT_COMPILED",
-    "NO_GRAPH_TASK",
-    "SCRIPTED_NODE",
-    "SCRIPTED_TYPES",
-    "ConvNd",
-    "SavedHooks",
-    "StopRecomputation",
-    "TorchDispatchMode",
-    "allocator_settings",
-    "are_parametrizations_cached",
-    "base_of",
-    "buffers_of",
-    "choose_attention",
-    "count_graphs",
-    "current_graph_task",
-    "default_store",
-    "device_statistics",
-    "drop_saved_hooks",
-    "empty_host_cache",
-    "eval_frame_callback",
-    "forward_hooks_of",
-    "fsdp_groups",
-    "function_modes",
-    "global_forward_hooks",
-    "group_timeout",
-    "has_backward_hooks",
-    "has_global_backward_hooks",
-    "has_gradient_hooks",
-    "host_offload_of",
-    "is_checkpoint_debugged",
-    "is_dual_level_open",
-    "is_from_checkpoint",
-    "is_from_forbidden_hooks",
-    "is_in_own_function",
-    "is_managed_by_fsdp",
-    "keeps_graph",
-    "leaves_resharding_to_fsdp",
-    "log_softmax_backward_into",
-    "log_softmax_into",
-    "matmul_precision",
-    "may_push_saved_hooks",
-    "n_function_modes",
-    "next_sequence_number",
-    "nll_loss",
-    "nll_loss_backward_into",
-    "output_of",
-    "overload_packet",
-    "parameters_of",
-    "pop_saved_hooks",
-    "push_saved_hooks",
-    "pytree",
-    "queue_callback",
-    "reshards_after_forward",
-    "saved_handle",
-    "saved_names",
-    "saved_value",
-    "sequence_number",
-    "set_function_modes",
-    "set_graphs_by_use",
-    "shard_group",
-    "sharded_weights",
-    "shards_over",
-    "storage_key",
-    "storage_users",
-    "submodules_of",
-    "tensor_users",
-    "to_copy",
-    "top_saved_hooks",
-    "top_transform",
-    "version_of",
-    "waits_unreduced",
-    "without_dispatch_modes",
-]
 
 # ------------------------------------------------------------- tensors and storages
 
@@ -176,28 +93,6 @@ global_forward_hooks: tuple[tuple[Any, Any], ...] = (
 )
 """The same of the hooks on all modules; those before a forward get no keywords."""
 
-
-def has_backward_hooks(module: nn.Module) -> bool:
-    """Whether a module has hooks on its backward, which no public form lists.
-
-    No thread found.
-    """
-    return bool(module._backward_hooks or module._backward_pre_hooks)
-
-
-def has_global_backward_hooks() -> bool:
-    """Whether all modules' backwards have hooks in common. No thread found."""
-    return bool(_modules._global_backward_hooks or _modules._global_backward_pre_hooks)
-
-
-def has_gradient_hooks(tensor: torch.Tensor) -> bool:
-    """Whether a tensor has hooks on its gradient. No thread found."""
-    return bool(tensor._backward_hooks)
-
-
-ConvNd = conv._ConvNd
-"""What convolutions of any number of dimensions share. No thread found; without it each
-public class would have to be named."""
 
 # ------------------------------------------------------------------------ autograd
 
@@ -382,14 +277,6 @@ by whoever counts what is recomputed. The early stop is public (#96866, #160781)
 exception is not."""
 
 
-def is_checkpoint_debugged() -> bool:
-    """Whether ``set_checkpoint_debug_enabled`` is on (#110728).
-
-    Regions may not have a context of their own then, up to 2.13 (#185285).
-    """
-    return bool(checkpoint._checkpoint_debug_enabled)
-
-
 def is_from_checkpoint(pack: object) -> bool:
     """Whether a hook on saved tensors is that of a region's first run.
 
@@ -445,15 +332,6 @@ eval_frame_callback: Callable[[], object] = (
 """What compiles the frames that this thread begins; None if nothing does. A call that
 ``torch.compiler.disable`` hides from it takes ten calls more; to ask first takes none
 in Python. No thread about a public form was found."""
-
-
-def count_graphs() -> int:
-    """Return how many graphs this process has compiled. No thread found.
-
-    ``torch.compiler.disable``, which every session calls, has imported what is read.
-    """
-    utils: Any = sys.modules["torch._dynamo.utils"]
-    return int(utils.counters["stats"]["unique_graphs"])
 
 
 def set_graphs_by_use(by_use: bool) -> None:
@@ -547,18 +425,6 @@ def empty_host_cache() -> None:
 # --------------------------------------------------------------------- many processes
 
 
-def default_store() -> Any:
-    """Return the key-value store by which the ranks have found each other.
-
-    Stores are public, that of the default group is not (#151960 asks for groups and
-    stores as objects). None where a group has none, as that of MPI: then ranks that
-    attach wait for each other as long as a collective waits.
-    """
-    with contextlib.suppress(AttributeError, KeyError):
-        return distributed.distributed_c10d._get_default_store()
-    return None
-
-
 def group_timeout(group: Any) -> timedelta | None:
     """Return how long collectives of a group wait; None where nobody tells.
 
@@ -603,15 +469,6 @@ def fsdp_groups(module: nn.Module) -> list[Any]:
 def reshards_after_forward(group: Any) -> bool:
     """Whether one of `fsdp_groups` gives its whole parameters back after a call."""
     return bool(group._reshard_after_forward)
-
-
-def shard_group(group: Any) -> Any | None:
-    """Return the process group that one of `fsdp_groups` gathers its parameters in.
-
-    None where nothing is gathered: sharded over one rank, or replicated alone. Public
-    is the mesh that ``fully_shard`` was given; seen in 2.9 and 2.13.
-    """
-    return group.mesh_info.shard_process_group if shards_over(group) > 1 else None
 
 
 def host_offload_of(group: Any) -> torch.device | None:

@@ -140,10 +140,6 @@ class Measured:
         is_first, self.has_gradient = not self.has_gradient, True
         return is_first
 
-    def await_gradient(self) -> None:
-        """Take note that the next gradient is the first of another backward."""
-        self.has_gradient = False
-
     def keep(self, action: str) -> None:
         """Take note that it was kept, whatever was meant to be done."""
         self.action = action

@@ -354,39 +354,27 @@ class Trace:
         self.peak_bytes = max(self.peak_bytes, peak)
         self.marks.append(Mark(kind, event, live, peak, autocast_keeps_copies()))
 
-    def end(self, *, is_last: bool = True) -> None:
-        """Mark the end of a backward; after the last one read no more."""
+    def end(self) -> None:
+        """Mark the end of the backward; after it read no more."""
         self.mark("end")
-        if is_last:
-            self.close()
+        self.close()
 
     def join_forward(self) -> None:
         """Take note that another forward begins: the gap goes on to its first event."""
         if not self.is_closed:
             self._is_forward = True
-            self._join(self._root_exit())
+            self._join()
 
     def leave_hooks(self) -> None:
         """Take note that what hangs on the root's call has run, behind its forward."""
         if not self.is_closed and self.marks and self.marks[-1].kind == "root_exit":
-            self._join(len(self.marks) - 1)
+            self._join()
             self.mark("root_exit")
 
-    def await_backward(self) -> None:
-        """Take note that another backward comes: the loss goes on to its beginning."""
-        self._join(self._root_exit() + 1)
-        for event in self.events:
-            event.await_gradient()
-
-    def _root_exit(self) -> int:
-        kinds = [mark.kind for mark in self.marks]
-        return len(kinds) - 1 - kinds[::-1].index("root_exit")
-
-    def _join(self, begin: int) -> None:
-        """Take marks out: they lie within the segment that runs."""
-        peaks = [mark.peak_bytes for mark in self.marks[begin:]]
-        self._least_peak_bytes = max([self._least_peak_bytes, *peaks])
-        del self.marks[begin:]
+    def _join(self) -> None:
+        """Take the last mark out: it lies within the segment that runs."""
+        peak = self.marks.pop().peak_bytes
+        self._least_peak_bytes = max(self._least_peak_bytes, peak)
 
     def close(self) -> None:
         """Read no more."""

@@ -10,7 +10,6 @@ what was asked for, and repeats to the byte.
 from __future__ import annotations
 
 import abc
-import gc
 import logging
 import os
 import time
@@ -92,10 +91,6 @@ class Meter(abc.ABC):
     def read(self) -> Reading:
         """Return everything at once, for the boundaries of a measured step."""
         return Reading(self.live_bytes(), self.peak_bytes())
-
-    def clean_up(self) -> None:
-        """Put readings right after somebody has used, and freed, much memory."""
-        return
 
     def held_bytes(self) -> int:
         """Return what counts against a budget now, free blocks given back."""
@@ -377,11 +372,6 @@ class ProcessMeter(Meter):
         """Return the resident set and its peak."""
         live = self.live_bytes()
         return Reading(live, max(live, self.peak_bytes()))
-
-    def clean_up(self) -> None:
-        """Collect what is garbage, and take the holes it leaves in the heap."""
-        gc.collect()
-        self._filler.fill()
 
     def release(self) -> None:
         """Leave the heap's holes to whoever needs memory."""

@@ -68,14 +68,11 @@ def held_already(
         budget_bytes: The budget.
         held_bytes: Held now.
     """
-    total = float(sum(map(local_bytes, own_parameters(model))))
-    parameters = min(total, held_bytes)
-    holders = {"parameters": parameters, "other things": held_bytes - parameters}
     advice = (
         "That much is held before any step: gradients, optimizer state and activations "
         "come on top. '+1GiB', say, is a budget of so much more than is held now."
     )
-    return InfeasibleBudgetError(budget_bytes, held_bytes, holders, advice)
+    return infeasible(model, budget_bytes, held_bytes, held_bytes, 0.0, advice)
 
 
 def infeasible(
@@ -84,8 +81,18 @@ def infeasible(
     least_peak_bytes: float,
     start_bytes: float,
     state_bytes: float,
+    *advice: str,
 ) -> InfeasibleBudgetError:
-    """Make the error, with what holds the memory at the least peak."""
+    """Make the error, with what holds the memory at the least peak.
+
+    Args:
+        model: The model.
+        budget_bytes: The budget.
+        least_peak_bytes: What no plan can go below.
+        start_bytes: Held before the step.
+        state_bytes: Of it, optimizer state.
+        advice: What to do, where the usual advice does not say it.
+    """
     start_bytes = min(start_bytes, least_peak_bytes)
     own = own_parameters(model)
     parameters = sum(map(local_bytes, own))
@@ -102,4 +109,5 @@ def infeasible(
         budget_bytes,
         least_peak_bytes,
         {name: held for name, held in holders.items() if held},
+        *advice,
     )

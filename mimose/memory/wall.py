@@ -169,22 +169,15 @@ class ReservedFootprint(Footprint):
         meter: Reads the allocator.
         budget_bytes: The budget, of reserved bytes.
         has_wall: Whether the allocator is to keep it.
-        is_kept: Whether it is kept at all; a baseline does as it would by itself.
     """
 
     def __init__(
-        self,
-        meter: AllocatorMeter,
-        budget_bytes: int,
-        *,
-        has_wall: bool,
-        is_kept: bool = True,
+        self, meter: AllocatorMeter, budget_bytes: int, *, has_wall: bool
     ) -> None:
         super().__init__(meter, budget_bytes)
         self._allocator = meter
         self._budget_bytes = budget_bytes
-        self._is_kept = is_kept
-        self._wall = Wall(meter, budget_bytes) if has_wall and is_kept else None
+        self._wall = Wall(meter, budget_bytes) if has_wall else None
         prior = (_EXPANDABLE_PRIOR,) if has_expandable_segments() else ()
         self._allowance = FragmentationAllowance(*prior)
         self._start = self._usage = meter.usage()
@@ -216,7 +209,7 @@ class ReservedFootprint(Footprint):
         del slack_bytes
         peaks = self.fold()
         self._note_out_of_memory()
-        if self._is_kept and self._usage.reserved_bytes > self._budget_bytes:
+        if self._wall is not None and self._usage.reserved_bytes > self._budget_bytes:
             torch.accelerator.empty_cache()
             self._read()
         self._start_anew()
@@ -321,20 +314,16 @@ class ReservedFootprint(Footprint):
         return self._usage
 
 
-def make_footprint(
-    meter: Meter, budget_bytes: int, *, has_wall: bool, is_kept: bool
-) -> Footprint:
+def make_footprint(meter: Meter, budget_bytes: int, *, has_wall: bool) -> Footprint:
     """Return the footprint that a meter can tell.
 
     Args:
         meter: Reads the memory.
         budget_bytes: The budget.
         has_wall: Whether an accelerator's allocator is to keep it.
-        is_kept: Whether it is kept at all; a baseline does as it would by itself.
     """
     if isinstance(meter, AllocatorMeter):
-        how = {"has_wall": has_wall, "is_kept": is_kept}
-        return ReservedFootprint(meter, budget_bytes, **how)
+        return ReservedFootprint(meter, budget_bytes, has_wall=has_wall)
     return Footprint(meter, budget_bytes)
 
 

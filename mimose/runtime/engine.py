@@ -203,7 +203,7 @@ class Engine:
         self.rollback = Rollback(model, self.units, self.answers, self.findings)
         self.records = Records(options.record_to)
         self.footprint = make_footprint(
-            meter, self.budget_bytes, has_wall=options.wall, is_kept=self.plans
+            meter, self.budget_bytes, has_wall=options.wall and self.plans
         )
         self.optimizers = OptimizerWatch(model, on_step=self.footprint.drop_wall)
         self.checks = BudgetChecks(model, self)

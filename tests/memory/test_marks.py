@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.memory.marks import Mark, StorageTracker, Trace, analyse
+from mimose.memory.marks import Mark, StorageTracker, analyse
 from mimose.planners.actions import EXACT_MENU
 from mimose.types import Measured
 
@@ -176,40 +176,6 @@ def test_samples_of_a_written_step():
     assert {RECOMPUTE: 90 - 122 + 10} == event.backward_net_bytes
     assert {RECOMPUTE: 7.0} == event.cost
     assert sample.is_ordered
-
-
-class _Readings:
-    """A meter that reads what it was told to."""
-
-    reads_peak = True
-
-    def __init__(self, readings):
-        self._readings = iter(readings)
-
-    def read(self):
-        return next(self._readings)
-
-    def reset_peak(self):
-        pass
-
-
-def test_a_second_backward_ends_the_loss():
-    """All before its first gradient is the loss; gradients are waited for again."""
-    readings = [(100, 100), (100, 100), (110, 120), (120, 120), (125, 140), (130, 180)]
-    trace = Trace(_Readings([*readings, (128, 135), (90, 150)]))
-    trace.mark("start")
-    trace.mark("exit", trace.enter(_event(0)))
-    trace.mark("root_exit")
-    assert trace.events[0].note_gradient()
-    trace.mark("gradient", 0)
-    trace.end(is_last=False)
-    trace.await_backward()
-    assert trace.events[0].note_gradient()
-    trace.mark("gradient", 0)
-    trace.end()
-    sample = analyse(trace.marks, trace.events, EXACT_MENU)
-    assert (8, 60.0) == (sample.loss.net_bytes, sample.loss.excess_bytes)
-    assert {RECOMPUTE: 90 - 128 + 10} == sample.events[0].backward_net_bytes
 
 
 def test_gradients_out_of_order_are_noticed():
