@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -34,9 +32,6 @@ class StepInput(NamedTuple):
     """Whether parameters hold gradients already (accumulation)."""
     structure: str = ""
     """What the root is called with, but for the sizes; contexts may share it."""
-    base: Context = ""
-    """What the root's arguments tell of the context, where that is not all of it: see
-    `mimose.inputs.variants`."""
     calls: tuple[int, ...] = ()
     """How often each unit was called, where the forward has shown it."""
 
@@ -44,31 +39,6 @@ class StepInput(NamedTuple):
 OnRecompute: TypeAlias = Callable[[Callable[[], Any], Sequence[Any]], Any]
 """Called in backward with what recomputes, which it has to call, and the tensors that
 are given; returns what that returns."""
-
-
-class Headroom(NamedTuple):
-    """What a plan leaves free of the device around a call, in bytes."""
-
-    forward_bytes: float
-    """In every segment from the call's exit to that of the next call that uses the
-    host: so much may still be there while it is copied."""
-    backward_bytes: float
-    """In every segment from the backward of that next call to this one's: so much may
-    be back before it is asked for."""
-
-
-Headrooms: TypeAlias = Mapping[tuple[int, int], Headroom]
-"""By unit and call."""
-
-
-NO_HEADROOM = Headroom(0.0, 0.0)
-NOTHING_FREE: Headrooms = {}
-ANY_HEADROOM = Headroom(math.inf, math.inf)
-"""Where nobody plans: one call's tensors are on their way while another computes."""
-
-
-_UNHELD = 2
-"""References to a tensor that only graphs hold: theirs, and that of who counts."""
 
 
 @dataclass(slots=True)
@@ -95,32 +65,12 @@ class Measured:
     """Copies of weights among what it would hold: see `mimose.cost.measured`."""
     part: int = 0
     """Which forward of its window it ran in."""
-    inputs: dict[int, int] = field(default_factory=dict)
-    """Bytes of the larger storages that it reads, by identity."""
-    saved_inputs: set[int] = field(default_factory=set)
-    """Those of them that it would hold if it were kept."""
-    given: Mapping[int, Callable[[], object]] = field(default_factory=dict)
-    """Weak references to the tensors that these came in, by identity."""
-    passed: dict[int, int] = field(default_factory=dict)
-    """How many layers behind it are left before others let go of one, if any are."""
     host_bytes: dict[str, float] = field(default_factory=dict)
     """By action, what it held on the host."""
     freed: tuple[str, str, float] | None = None
     """An action that holds less than another does by what others had made."""
-    output_bytes: dict[str, float] = field(default_factory=dict)
-    """By action, what it saves itself of what it returns."""
     kept_output_bytes: float | None = None
     """Of what it returns, what it saves itself if it is kept; None: nobody has told."""
-    input_bytes: float = 0.0
-    """Of what the layer before has handed to it."""
-    handed_bytes: float = 0.0
-    """Of its input, that it let go."""
-    gone_bytes: float = 0.0
-    """Of these, that have gone before the backward: nobody else held them."""
-    n_passed: int = 0
-    """How many layers behind it had been left when they went."""
-    is_gone: Callable[[], bool] | None = None
-    """Whether they have gone by now; None once they have, or that matters no more."""
     has_gradient: bool = False
 
     def leave(self, sizes: Sizes) -> None:
@@ -131,10 +81,6 @@ class Measured:
         """Take note of its family."""
         self.family = family
 
-    def read(self, saved: set[int]) -> None:
-        """Take note of the inputs that it would hold if it were kept."""
-        self.saved_inputs = saved
-
     def note_gradient(self) -> bool:
         """Take note of a gradient; return whether it is the first."""
         is_first, self.has_gradient = not self.has_gradient, True
@@ -143,7 +89,6 @@ class Measured:
     def keep(self, action: str) -> None:
         """Take note that it was kept, whatever was meant to be done."""
         self.action = action
-        self.handed_bytes, self.is_gone = 0.0, None
 
     def tell_held(self, action: str, n_bytes: float) -> None:
         """Take in what was held under the action that it ran under."""
@@ -163,55 +108,9 @@ class Measured:
         """
         self.freed = action, like, n_bytes
 
-    def tell_packed(
-        self, action: str, *, host_bytes: float, saved_output_bytes: float
-    ) -> None:
-        """Take in what else was held under the action that it ran under.
-
-        Args:
-            action: The action.
-            host_bytes: On the host.
-            saved_output_bytes: Of what it returns, for its own backward.
-        """
-        self.host_bytes = {**self.host_bytes, action: host_bytes}
-        self.tell_outputs(action, saved_output_bytes)
-
-    def tell_outputs(self, action: str, n_bytes: float) -> None:
-        """Take in what it saves of what it returns, under an action."""
-        self.output_bytes = {**self.output_bytes, action: n_bytes}
-
-    def tell_released(self, n_bytes: float, is_gone: Callable[[], bool]) -> None:
-        """Take note that it let its input go.
-
-        Args:
-            n_bytes: The input's.
-            is_gone: Tells whether nobody holds it any more.
-        """
-        self.handed_bytes, self.is_gone = n_bytes, is_gone
-
-    def settle(self, n_passed: int, *, is_last: bool = False) -> None:
-        """Look whether its input has gone, once its caller could let go of it.
-
-        Args:
-            n_passed: How many layers behind it have been left; of what goes after the
-                root was left one more than there are.
-            is_last: Whether what goes later goes for another reason.
-        """
-        for key, tensor in self.given.items():
-            if tensor() is not None and sys.getrefcount(tensor()) > _UNHELD:
-                self.passed[key] = n_passed + 1
-        if is_last:
-            self.given = {}
-        if self.is_gone is None:
-            return
-        if self.is_gone():
-            self.gone_bytes, self.n_passed = self.handed_bytes, n_passed
-        if self.gone_bytes or is_last:
-            self.is_gone = None
-
     def withdraw(self, action: str) -> None:
         """Take back what was told of what it held under an action."""
-        for told in ("held_bytes", "host_bytes", "output_bytes"):
+        for told in ("held_bytes", "host_bytes"):
             left = {a: n for a, n in getattr(self, told).items() if a != action}
             setattr(self, told, left)
 

@@ -11,7 +11,7 @@ from mimose.exactness.side_effects import Given
 from mimose.exactness.unit import Unit
 from mimose.memory.marks import Counted, Gauge, Trace
 from mimose.planners import ActionSpec
-from mimose.types import NO_HEADROOM, Headroom, OnRecompute
+from mimose.types import OnRecompute
 
 
 class StepNotes(Protocol):
@@ -57,8 +57,6 @@ class UnitCall(NamedTuple):
     """Has to see the forward run again, such as to count its FLOPs."""
     is_whole: bool = False
     """Whether a recomputation is to run to its end."""
-    headroom: Headroom = NO_HEADROOM
-    """What the step's plan leaves free around it."""
 
     def forward(self) -> Any:
         """Run the unit's own forward."""

@@ -38,8 +38,6 @@ from mimose.torch_private import (
     top_transform,
 )
 from mimose.types import (
-    ANY_HEADROOM,
-    NO_HEADROOM,
     Measured,
     OnRecompute,
     Sizes,
@@ -122,7 +120,6 @@ class LayerCalls:
         self._structure = Structure(root)
         self._actions = {action.spec.name: action for action in actions}
         self._first, self._least = actions[0].spec.name, actions[-1].spec.name
-        self._on_host = {a.spec.name for a in actions if a.spec.needs_host}
         self._recomputing = {a.spec.name for a in actions if a.spec.recomputes}
         self._flops: dict[tuple[int, str, Sizes], int] = {}
         """Of calls that ran under a baseline, with an early stop."""
@@ -261,10 +258,6 @@ class LayerCalls:
                 return call.forward()
         if planned is None and name in self._recomputing:
             call = call._replace(on_recompute=self._count(step, call))
-        if name in self._on_host:
-            # A baseline knows no budget.
-            free = ANY_HEADROOM if planned is None else NO_HEADROOM
-            call = call._replace(headroom=free)
         return self._act(name, call, None)
 
     def _act(self, name: str, call: UnitCall, probe: Probe | None) -> Any:
