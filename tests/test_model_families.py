@@ -152,27 +152,16 @@ class _Family:
 FAMILIES = {
     # Encoders.
     "bert": _Family("BertForSequenceClassification", _texts, ENCODER),
-    "roberta": _Family(
-        "RobertaForSequenceClassification", _texts, {**ENCODER, "pad_token_id": 0}
-    ),
     "distilbert": _Family(
         "DistilBertForSequenceClassification",
         _texts,
         {"vocab_size": WORDS, "dim": 32, "n_layers": 4, "n_heads": 2, "hidden_dim": 64},
     ),
-    # They make a cache in every forward, asked or not.
+    # It makes a cache in every forward, asked or not.
     "xlm": _Family(
         "XLMForSequenceClassification",
         _texts,
         {"vocab_size": WORDS, "emb_dim": 32, "n_layers": 4, "n_heads": 2},
-    ),
-    "flaubert": _Family(
-        "FlaubertForSequenceClassification",
-        _texts,
-        {"vocab_size": WORDS, "emb_dim": 32, "n_layers": 4, "n_heads": 2},
-    ),
-    "electra": _Family(
-        "ElectraForSequenceClassification", _texts, {**ENCODER, "embedding_size": 16}
     ),
     "deberta_v2": _Family(
         "DebertaV2ForSequenceClassification",
@@ -231,16 +220,6 @@ FAMILIES = {
             "n_positions": 64,
         },
     ),
-    "opt": _Family(
-        "OPTForCausalLM",
-        _tokens,
-        {
-            **ENCODER,
-            "ffn_dim": 64,
-            "max_position_embeddings": 64,
-            "word_embed_proj_dim": 32,
-        },
-    ),
     "bloom": _Family(
         "BloomForCausalLM",
         _tokens,
@@ -254,9 +233,6 @@ FAMILIES = {
         },
     ),
     "llama": _Family("LlamaForCausalLM", _tokens, DECODER),
-    "qwen2": _Family("Qwen2ForCausalLM", _tokens, DECODER),
-    "qwen3": _Family("Qwen3ForCausalLM", _tokens, DECODER),
-    "gemma": _Family("GemmaForCausalLM", _tokens, DECODER),
     "gemma2": _Family("Gemma2ForCausalLM", _tokens, {**DECODER, "sliding_window": 8}),
     # Encoders with decoders.
     "t5": _Family(
@@ -273,8 +249,6 @@ FAMILIES = {
         },
     ),
     "bart": _Family("BartForConditionalGeneration", _pairs, PAIR),
-    "mbart": _Family("MBartForConditionalGeneration", _pairs, PAIR),
-    "marian": _Family("MarianMTModel", _pairs, {**PAIR, "decoder_vocab_size": WORDS}),
     # Vision.
     "vit": _Family("ViTForImageClassification", _stretched, {**LAYERS, **PIXELS}),
     "swin": _Family(
@@ -300,30 +274,6 @@ FAMILIES = {
             "drop_path_rate": 0.2,
         },
     ),
-    "beit": _Family(
-        "BeitForImageClassification",
-        _stretched,
-        {
-            **LAYERS,
-            **PIXELS,
-            "drop_path_rate": 0.2,
-            "use_relative_position_bias": True,
-        },
-    ),
-    "segformer": _Family(
-        "SegformerForImageClassification",
-        _images,
-        {
-            "num_encoder_blocks": 2,
-            "depths": [2, 2],
-            "sr_ratios": [2, 1],
-            "hidden_sizes": [16, 32],
-            "patch_sizes": [7, 3],
-            "strides": [4, 2],
-            "num_attention_heads": [1, 2],
-            "mlp_ratios": [2, 2],
-        },
-    ),
     # Speech.
     "wav2vec2": _Family("Wav2Vec2ForCTC", _sounds, {**SOUND, "layerdrop": 0.0}),
     # Which layers run is drawn in every step.
@@ -345,18 +295,8 @@ FAMILIES = {
     "mixtral": _Family(
         "MixtralForCausalLM", _tokens, {**EXPERTS, "num_local_experts": 4}
     ),
-    "qwen3_moe": _Family(
-        "Qwen3MoeForCausalLM",
-        _tokens,
-        {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 32},
-    ),
     # State spaces.
     "mamba": _Family("MambaForCausalLM", _tokens, STATES),
-    "mamba2": _Family(
-        "Mamba2ForCausalLM",
-        _tokens,
-        {**STATES, "num_heads": 4, "head_dim": 8, "n_groups": 1, "chunk_size": 8},
-    ),
     # Two towers.
     "clip": _Family(
         "CLIPModel",

@@ -194,8 +194,8 @@ def test_each_runs(sim, name, monkeypatch):
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_ranks_train_and_agree():
-    """Two processes, ninety steps each."""
-    answer = ranks.ask(Settings(), argparse.Namespace(steps=90))
+    """Two processes, thirty steps each."""
+    answer = ranks.ask(Settings(), argparse.Namespace(steps=30))
 
     assert {0, 1} == {row["rank"] for row in answer.rows}
-    assert [90, 90] == [line["steps"] for line in answer.table]
+    assert [30, 30] == [line["steps"] for line in answer.table]

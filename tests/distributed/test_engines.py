@@ -20,7 +20,6 @@ _TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2")
 _RESTARTED = ("--standalone", "--max-restarts", "1", "--monitor-interval", "0.1")
 _CONFIGURED = ("--config_file", str(_FIXTURES / "engine_accelerate.yaml"))
 _ENGINES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "torchrun": (("-m", *_TORCHRUN), ()),
     "accelerate": (
         ("-m", "accelerate.commands.launch", *_CONFIGURED),
         ("accelerate",),
