@@ -61,31 +61,6 @@ def test_benchmarks_are_not_in_the_wheel(options: configparser.ConfigParser) -> 
     )
 
 
-@pytest.mark.parametrize("name", LINKED)
-def test_link_points_beside_the_package(name: str) -> None:
-    """The links give a checkout the names that an install has."""
-    link = ROOT / "mimose" / name
-
-    assert link.is_symlink()
-    assert (ROOT / name) == link.resolve()
-
-
-def test_mapping_matches_links(options: configparser.ConfigParser) -> None:
-    """The folders that are linked are the ones that package_dir maps."""
-    mapping = dict(
-        (part.strip() for part in line.split("="))
-        for line in _lines(options["options"]["package_dir"])
-    )
-
-    expected = {f"mimose.{name}": name for name in LINKED} | {"mimose": "mimose"}
-    assert expected == mapping
-
-
-def test_package_is_marked_as_typed() -> None:
-    """Without py.typed the annotations are invisible to those who install mimose."""
-    assert (ROOT / "mimose" / "py.typed").is_file()
-
-
 def test_constraints_name_no_local_version() -> None:
     """A pin such as 2.13.0+cpu could be met by no package index."""
     pins = _lines((ROOT / "constraints.txt").read_text(encoding="utf-8"))

@@ -109,27 +109,6 @@ def test_a_line_that_was_cut_short_is_left_out(tmp_path):
     assert [0] == [record.step for record in read_records(path)]
 
 
-def test_a_killed_run_that_is_appended_to(tmp_path, caplog):
-    """The half line is left out, with a warning, and the new run's first is whole."""
-    path = tmp_path / "records.jsonl"
-    path.write_text('{"step": 1, "sha')
-    records = Records(path)
-    records.close(_record(7))
-    records.close_file()
-    assert [7] == [record.step for record in read_records(path)]
-    assert "1 broken lines" in caplog.text
-
-
-def test_numbers_that_are_none(tmp_path):
-    """What is not a finite number was not measured."""
-    path = tmp_path / "records.jsonl"
-    records = Records(path)
-    records.close(_record(predicted_peak_bytes=float("nan"), seconds=float("inf")))
-    records.close_file()
-    (record,) = read_records(path)
-    assert (None, None) == (record.predicted_peak_bytes, record.seconds)
-
-
 _WHOLE = asdict(_record())
 
 
@@ -161,16 +140,3 @@ def test_a_file_of_something_else(tmp_path, line):
     path.write_text(line + "\n")
     with pytest.raises(MimoseError, match=r"other.jsonl, line 1: not a step's record"):
         read_records(path)
-
-
-def test_an_empty_file_does_not_stay(tmp_path):
-    """A session that is refused, or runs no step, leaves no file of its own."""
-    new, old = tmp_path / "new.jsonl", tmp_path / "old.jsonl"
-    old.touch()
-    for path in (new, old):
-        records = Records(path)
-        assert path.exists()
-        records.close_file()
-        records.close_file()
-
-    assert (False, True) == (new.exists(), old.exists())

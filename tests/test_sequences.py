@@ -101,21 +101,6 @@ def test_as_many_calls_as_images(toys, meter):
     assert "plan" == first.phase
 
 
-def test_more_images_than_ever(toys, meter):
-    """They are measured before they are planned for."""
-    torch.manual_seed(3)
-    counts = [2, 1, 2, 1, 2, 1, 2, 1, 2, 1, 2, 4, 4]
-    batches = [
-        (toys.inputs(48 + 8 * (i % 4)), _images(toys, count))
-        for i, count in enumerate(counts)
-    ]
-    session, _ = _trained(toys, meter, _Sees(toys), batches, share=1.0)
-    *_, first, second = session.records
-    assert "more layers" in first.reason
-    assert {"recompute"} == set(first.actions)
-    assert "plan" == second.phase
-
-
 class _Deep(nn.Module):
     """Runs as many blocks as it is told."""
 

@@ -87,32 +87,6 @@ def test_no_private_torch_elsewhere(path: Path) -> None:
     assert [] == found
 
 
-@pytest.mark.parametrize(
-    "code",
-    [
-        "import torch._dynamo",
-        "from torch.utils import _pytree as pytree",
-        "from torch._subclasses.fake_tensor import FakeTensorMode",
-        "from torch.utils.checkpoint import _StopRecomputationError",
-        "torch._C._current_graph_task_id()",
-        "storage._cdata",
-        "hasattr(tensor, '_use_count')",
-        "vars(module)['_orig_mod']",
-        "layer.module._buffers",
-    ],
-)
-def test_what_counts_as_private(code: str) -> None:
-    """Attributes, imports and names as text are found."""
-    assert list(_private_names(ast.parse(code)))
-
-
-def test_what_does_not() -> None:
-    """Attributes of our own objects and public parts of torch are not."""
-    code = "self._modules; torch.__version__; tensor.data_ptr(); table._group"
-
-    assert [] == list(_private_names(ast.parse(code)))
-
-
 def test_all_is_documented() -> None:
     """Each part has a text of its own."""
     body = ast.parse(ONE.read_text(encoding="utf-8")).body

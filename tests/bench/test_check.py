@@ -26,21 +26,6 @@ needs_checkout = pytest.mark.skipif(
 )
 
 
-@pytest.mark.parametrize(
-    ("line", "expected"),
-    [
-        (check.equal("size", 64, 63), (MISSED, "63")),
-        (check.at_most("share", 0.5, 0.5, "{:.0%}"), (HOLDS, "50%")),
-        (check.at_most("share", 0.5, 0.51, "{:.0%}"), (MISSED, "51%")),
-        (check.at_most("share", 0.5, None, "{:.0%}"), (MISSED, "nothing")),
-        (check.told("name", "card"), (INFORMATION, "card")),
-    ],
-)
-def test_verdicts(line, expected):
-    """A limit holds at itself, and is missed where nothing was seen."""
-    assert expected == (line.verdict, line.seen)
-
-
 def test_a_failing_group_ends_in_a_line(monkeypatch):
     """Its lines so far stay, and its error's first line is seen."""
 
@@ -84,48 +69,6 @@ def test_rows_are_kept_as_they_come(monkeypatch, tmp_path):
     assert [0, 1, 2, 3] == counts
     assert [HOLDS, MISSED] * 2 == [row["verdict"] for row in _read(tmp_path)]
     assert (2, False) == (answer.bars[0].value, answer.bars[0].holds)
-
-
-def test_no_group_begins_without_time(tmp_path):
-    """What there is no time for is told, group by group, and nothing is missed."""
-    assert _ask(tmp_path, limit_seconds=0.0).bars[0].holds
-    assert ["not possible here: no time was left for it"] * 2 == [
-        row["verdict"] for row in _read(tmp_path)
-    ]
-
-
-def test_a_process_that_hangs_is_a_line(monkeypatch):
-    """It is ended when its time is over."""
-    group = check.Group("device", "meter", limit_seconds=0.01)
-    monkeypatch.setitem(check.GROUPS, "meter", group)
-
-    (line,) = proof.lines_of(Settings(device="cpu"), "meter", 60.0)
-
-    assert MISSED == line.verdict
-    assert "took more than 0.01 s" in line.seen
-
-
-@pytest.mark.parametrize(
-    ("other", "again", "verdict"),
-    [
-        (1.0, 9.0, "holds"),
-        (2.0, 1.0, "MISSED"),
-        (2.0, 1.5, "not possible here: two bare runs differ, by at most 0.5"),
-    ],
-)
-def test_bare_runs_that_differ_are_told_apart(other, again, verdict):
-    """Only where two bare runs agree can weights that are off be held against us."""
-    bare = iter([1.0, again])
-    before = torch.are_deterministic_algorithms_enabled()
-    try:
-        line = library.same_weights(
-            "weights",
-            lambda is_bare: [torch.tensor([next(bare) if is_bare else other])],
-        )
-    finally:
-        torch.use_deterministic_algorithms(before)
-
-    assert verdict == line.verdict
 
 
 def _record(step, error, phase="plan"):
@@ -178,15 +121,6 @@ def _script(*arguments, **environment):
     return subprocess.run(
         command, env=values, capture_output=True, text=True, check=False
     )
-
-
-@needs_checkout
-def test_script_refuses_an_unknown_part():
-    """It names the parts there are."""
-    done = _script("everything")
-
-    assert 2 == done.returncode
-    assert "check, tests, proofs or bench" in done.stderr
 
 
 @needs_checkout

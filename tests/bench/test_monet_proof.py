@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 pytest.importorskip("transformers")
@@ -14,7 +13,6 @@ from benchmarks.proofs import monet
 from benchmarks.proofs.common import Settings
 from benchmarks.proofs.monet import published
 from mimose.bench.rows import read
-from mimose.planners import PlanningProblem
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -77,56 +75,6 @@ def test_a_model_counts_where_a_third_costs_no_more(
     """Reached, at no more than published at that share or above."""
     [bar] = monet.judge([_row(**each) for each in changes])
     assert bar.value == expected
-
-
-@pytest.fixture
-def problem() -> PlanningProblem:
-    """Four calls: all kept they hold 400, recomputed 40; each takes a FLOP."""
-    return PlanningProblem(
-        events=("a#0", "b#0", "c#0", "d#0"),
-        actions=("keep", "recompute"),
-        allowed=np.ones((4, 2), dtype=bool),
-        held_bytes=np.array([[100.0, 10.0]] * 4),
-        forward_excess_bytes=np.array([[100.0, 10.0]] * 4),
-        backward_excess_bytes=np.zeros((4, 2)),
-        backward_net_bytes=np.zeros(4),
-        cost=np.array([[0.0, 1.0]] * 4),
-        gap_bytes=np.zeros(5),
-        gap_excess_bytes=np.zeros(5),
-        start_bytes=1000.0,
-        budget_bytes=np.inf,
-        host_bytes=np.zeros((4, 2)),
-        host_budget_bytes=np.inf,
-    )
-
-
-def test_a_plan_that_grew_beyond_its_share_is_made_again(
-    problem: PlanningProblem,
-) -> None:
-    """For as much less, until the step itself keeps the share."""
-    ran: list[str] = []
-
-    def measured(plan: dict[str, Any]) -> dict[str, Any]:
-        ran.append(plan["plan"])
-        return {**plan, "growth_bytes": 100 + 90 * plan["plan"].count("k")}
-
-    found = monet.plan_within(problem, 400, 0.6, measured)
-    assert [plan.count("k") for plan in ran] == [2, 1]
-    assert (found["is_reached"], found["growth_bytes"]) == (True, 190)
-
-
-def test_what_no_plan_reaches_is_the_least_there_is(problem: PlanningProblem) -> None:
-    """And is said to be."""
-    found = monet.plan_within(
-        problem, 400, 0.05, lambda plan: {**plan, "growth_bytes": 40}
-    )
-    assert (found["plan"].count("r"), found["is_reached"]) == (4, False)
-
-
-def test_a_recomputation_takes_what_its_forward_does(problem: PlanningProblem) -> None:
-    """In the processor's seconds."""
-    priced = monet.priced(problem, {"a": 1.0, "b": 2.0, "c": 3.0, "d": 4.0})
-    assert priced.cost.tolist() == [[0.0, n] for n in (1.0, 2.0, 3.0, 4.0)]
 
 
 @pytest.mark.skipif(not DOCS.exists(), reason="runs in a checkout")

@@ -42,14 +42,6 @@ def test_what_is_published_is_read_in_bytes_and_seconds():
     assert 9 == len(SERIES)
 
 
-@pytest.mark.parametrize(
-    ("n_points", "expected"), [(4, [0, 1, 2, 3]), (6, [0, 2, 3, 5]), (7, [0, 2, 4, 6])]
-)
-def test_four_points_are_fitted(n_points, expected):
-    """Both ends, and two between."""
-    assert expected == papaya.spread(n_points).tolist()
-
-
 def test_every_verdict_is_right(answer):
     """Of 20 methods, by both ways of saying it."""
     methods = [row for row in answer.rows if row.part == "method"]
@@ -74,18 +66,6 @@ def test_points_left_out_are_predicted_or_refused(answer, index):
         assert 0.98 <= row.throughput_r2
     else:
         assert row.refused or row.r2 >= 0.98
-
-
-def test_what_is_refused_is_what_lines_do_not_explain(answer):
-    """DTR's memory, and quantisation's, which jumps about."""
-    refused = [(row.model, row.method) for row in answer.rows if row.refused]
-    assert [("BERT-L", "quant L1"), ("WRN-50-2", "DTR")] == refused
-
-
-def test_the_dearest_method_is_explained(answer):
-    """With the time of a sample, and what is left to save."""
-    assert "swap of ResNet-50, 9.6 times slower (measured 9.5)" in answer.notes[-1]
-    assert "10.0 times as long" in answer.notes[-1]
 
 
 @pytest.mark.skipif(not DOCS.exists(), reason="runs in a checkout")

@@ -9,7 +9,6 @@ import importlib
 import json
 
 import pytest
-import torch
 
 pytest.importorskip("transformers")
 
@@ -26,23 +25,6 @@ from benchmarks.proofs import (
 )
 from benchmarks.proofs.__main__ import PROOFS, main
 from benchmarks.proofs.common import Answer, Bar, Settings
-from mimose.bench import device
-from mimose.usage import UsageError
-
-
-@pytest.mark.parametrize(
-    ("bar", "expected"),
-    [
-        (Bar("over", 0, 0), True),
-        (Bar("over", 1, 0), False),
-        (Bar("planned", 0.8, at_least=0.8, is_share=True), True),
-        (Bar("planned", None, at_least=0.8), False),
-    ],
-)
-def test_bar_holds(bar, expected):
-    """A bar is met at its very limit, and missed where nothing was measured."""
-    assert expected == bar.holds
-    assert ("holds" if expected else "MISSED") == str(bar).split()[0]
 
 
 @pytest.mark.parametrize(
@@ -74,24 +56,6 @@ def test_publish(tmp_path, capsys):
     assert row["torch"] and row["device"] and row["date"]
 
 
-def test_sizes_are_drawn_within_a_part():
-    """Sizes keep to their multiple and to the part of the range that was asked for."""
-    sizes = {"batch": (2, 3), "height": (32, 320)}
-    spec = models.ModelSpec(model="vit", sizes=sizes, multiple=32)
-    generator = torch.Generator().manual_seed(0)
-
-    drawn = [spec.draw(generator, 0.0, 0.5) for _ in range(50)]
-
-    assert {32, 64, 96, 128, 160} >= {sizes["height"] for sizes in drawn}
-    assert {2, 3} >= {sizes["batch"] for sizes in drawn}
-
-
-def test_unknown_model():
-    """The error names the models that there are."""
-    with pytest.raises(UsageError, match=r"--models lstm: choose among bert"):
-        models.names_of(["bert"], ["lstm"])
-
-
 @pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
@@ -110,16 +74,6 @@ def test_what_cannot_be_asked(arguments, complaint, tmp_path, capsys):
     assert [] == list(tmp_path.iterdir())
 
 
-def test_a_package_that_a_proof_lacks(monkeypatch, capsys):
-    """The error is the command that helps."""
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == "peft" else name
-    )
-
-    assert main(["hard"]) == 2
-    assert "peft is missing: pip install 'mimose[dev]'\n" in capsys.readouterr().err
-
-
 @pytest.mark.parametrize("name", PROOFS)
 def test_every_proof_has_help(name, capsys):
     """Each proof says its question."""
@@ -127,12 +81,6 @@ def test_every_proof_has_help(name, capsys):
         main([name, "--help"])
 
     assert "?" in capsys.readouterr().out
-
-
-def test_a_cpu_has_no_segments():
-    """Asking for expandable ones says what to change."""
-    with pytest.raises(ValueError, match="leave --expandable out"):
-        device.prepare({"device": "cpu", "is_expandable": True})
 
 
 # ------------------------------------------------------------------ in this process

@@ -25,7 +25,7 @@ _COMMANDS = ("demo", "advise", "bench", "report")
 
 def _write_run(path: Path, *peaks: int | None) -> Path:
     """Write the records of a run with such peaks, of a budget of 1000."""
-    records = Records(maxlen=1, path=path)
+    records = Records(path)
     for step, peak in enumerate(peaks):
         sizes, actions = {"ids.1": 10 + step}, ("keep", "recompute")
         done = (step, sizes, "plan", actions, 1000, 100, 500.0, peak)
@@ -85,25 +85,6 @@ def test_options_are_refused_in_plain_words(
     assert repr(text) in error
 
 
-@pytest.mark.parametrize(
-    ("package", "arguments"),
-    [
-        ("matplotlib", "demo"),
-        ("tokenizers", "bench"),
-        ("tensorboard", "report x.jsonl --tensorboard board"),
-    ],
-)
-def test_packages_that_are_missing(
-    package: str, arguments: str, monkeypatch: pytest.MonkeyPatch, capsys: _Output
-) -> None:
-    """All commands say it alike: the error is the command that helps."""
-    monkeypatch.setattr(
-        "importlib.util.find_spec", lambda name: None if name == package else name
-    )
-    error = rf"{package} is missing: pip install 'mimose\[(bench|tensorboard)\]'"
-    _expect_usage_error(error, capsys, *arguments.split())
-
-
 # ------------------------------------------------------------------ report
 
 
@@ -128,18 +109,6 @@ def test_report_leaves_a_page_and_numbers(
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
 
 
-def test_report_of_a_folder_for_tensorboard(tmp_path: Path, capsys: _Output) -> None:
-    """A folder stands for its records.jsonl; what is written is named at the end."""
-    pytest.importorskip("tensorboard", reason="needs mimose[tensorboard]")
-    _write_run(tmp_path / "records.jsonl", 400)
-    board, out = tmp_path / "board", tmp_path / "new" / "page.html"
-    files = ["--tensorboard", str(board), "--out", str(out)]
-    assert main(["report", str(tmp_path), *files]) == 0
-    assert f"tensorboard: {board}" in capsys.readouterr().out
-    assert out.is_file()
-    assert any(board.glob("events.*"))
-
-
 @pytest.mark.parametrize(
     ("name", "content", "error"),
     [
@@ -161,25 +130,6 @@ def test_records_that_cannot_be_read(
     error = error.replace("cannot read", "cannot read or write")
     _expect_usage_error(error, capsys, "report", path)
     assert [] == list(tmp_path.glob("*.html"))
-
-
-@pytest.mark.parametrize(
-    ("name", "out", "error"),
-    [
-        ("run.html", "run.html", "the records itself.*--out run-page.html"),
-        ("run.numbers.json", "run.html", "the file of the records itself"),
-        ("run.jsonl", "folder.html", "cannot read or write .*: Is a"),
-    ],
-)
-def test_pages_that_cannot_be_written(
-    name: str, out: str, error: str, tmp_path: Path, capsys: _Output
-) -> None:
-    """The records are never written over."""
-    path = _write_run(tmp_path / name, 400)
-    (tmp_path / "folder.html").mkdir()
-    before = path.read_bytes()
-    _expect_usage_error(error, capsys, "report", path, "--out", tmp_path / out)
-    assert before == path.read_bytes()
 
 
 def test_a_report_needs_no_torch(tmp_path: Path) -> None:
@@ -244,15 +194,6 @@ def test_demo_gets_its_options_and_may_print_json_alone(
     for steps, said in (("5", '{"a": 1}\n'), ("6", "")):
         assert main([*arguments, "--json", "--steps", steps]) == 7
         assert said == capsys.readouterr().out
-
-
-@needs_bench
-def test_bench_lists_what_there_is(capsys: _Output) -> None:
-    """Every workload and every strategy, and why some cannot run."""
-    assert main(["bench", "--list"]) == 0
-    listed = capsys.readouterr().out
-    for name in ("qa-bert", "tr-t5", "static", "mimose"):
-        assert re.search(rf"^  {name} ", listed, re.MULTILINE)
 
 
 @needs_bench

@@ -73,11 +73,3 @@ def test_every_step_has_its_scalars(tmp_path):
         "mimose/plan_seconds": [(0, 0.25), (1, 0.25)],
         "mimose/predicted_peak_bytes": [(1, 350)],
     }
-
-
-def test_several_runs_go_to_a_folder_each(tmp_path):
-    """Steps count anew in every run, and would be mixed up otherwise."""
-    pytest.importorskip("tensorboard", reason="needs mimose[tensorboard]")
-    write_scalars([_record(1), _record(0), _record(0)], tmp_path)
-    assert [(0, 400), (1, 401)] == _read(tmp_path / "run-1")["mimose/peak_bytes"]
-    assert [(0, 400)] == _read(tmp_path / "run-2")["mimose/peak_bytes"]

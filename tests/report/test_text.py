@@ -6,7 +6,7 @@ import pytest
 
 import mimose
 from mimose.records import TRIED, StepRecord, Summary, kind_of
-from mimose.report.columns import table, terminal_width
+from mimose.report.columns import terminal_width
 from mimose.report.text import report
 
 MIB = 2**20
@@ -78,14 +78,6 @@ def test_a_report_counts_like_remarks_together():
     assert "# is beyond #" == kind_of("1,180 is beyond 4.5")
 
 
-def test_what_is_not_shown_is_counted():
-    """The shapes listed are those of the largest growth."""
-    told = " ".join(_report(_records(20, 20), 20).split())
-    assert "(8 other shapes not shown)" in told
-    assert "324.0 MiB" in told
-    assert "312.0 MiB" not in told
-
-
 def test_a_report_asks_the_terminal(toys, monkeypatch):
     """Its width is the terminal's, or the one that was asked for."""
     with mimose.attach(toys.chain(2), "1TiB") as session:
@@ -93,17 +85,3 @@ def test_a_report_asks_the_terminal(toys, monkeypatch):
         assert 40 == terminal_width()
         assert max(map(len, session.report().splitlines())) <= 40
         assert max(map(len, session.report(100).splitlines())) > 40
-
-
-@pytest.mark.parametrize(
-    ("width", "lines"),
-    [
-        (30, ["  name    here  there", "  ab    123456   9876"]),
-        (16, ["  name  there", "  ab     9876"]),
-        (12, ["  ab", "    here", "    123456,", "    there", "    9876"]),
-    ],
-)
-def test_a_table_gets_narrower(width, lines):
-    """First it loses columns, then its rows are written below each other."""
-    rows = [("name", "here", "there"), ("ab", "123456", "9876")]
-    assert lines == table(rows, width, fewer=[(0, 2)])

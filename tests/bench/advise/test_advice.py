@@ -9,7 +9,7 @@ from statistics import median
 import pytest
 
 from mimose.bench.advise.advice import advise_on, spread
-from mimose.bench.advise.measure import MORE, Measured, Run, Step
+from mimose.bench.advise.measure import MORE, Measured, Run
 from mimose.bench.advise.settings import Settings
 from mimose.bench.advise.text import headline
 
@@ -48,26 +48,6 @@ def test_a_batch_that_does_not_fit_needs_the_fastest_that_makes_it(
     assert math.isinf(advice.of("plain").sample_seconds)
     assert advice.of("full").sample_seconds == pytest.approx(0.34, rel=1e-3)
     assert headline(advice).startswith("Yes: use full")
-
-
-def test_methods_inside_the_noise_are_both_named(plain, line, measurements):
-    """Neither is said to be the faster one."""
-    pair = [
-        line(name, 2.5, 100, g, 0.1, noise=0.2)
-        for name, g in (("full", 0.015), ("selective", 0.0155))
-    ]
-    advice = advise_on(measurements(plain, *pair, budget_mib=200))
-    assert {"full", "selective"} == set(advice.use)
-    assert advice.at_sample.is_tie
-    assert not advice.at_sample.too_few
-
-
-def test_a_faster_method_at_a_batch_that_fits(plain, line, measurements):
-    """Fused attention saves memory and time."""
-    fused = line("sdpa", 5, 100, 0.006, 0.1)
-    advice = advise_on(measurements(plain, fused, budget_mib=400))
-    assert ("yes", ("sdpa",)) == (advice.answer, advice.use)
-    assert "raises" == advice.of("sdpa").verdict
 
 
 @pytest.mark.parametrize(
@@ -156,20 +136,6 @@ def test_too_few_rounds_give_no_verdict(plain, line, measurements):
     assert math.isinf(spread(full.steps))
 
 
-def test_bytes_that_follow_no_line_are_not_told(plain, line, measurements):
-    """A method whose law changes on the way is compared with nothing."""
-    odd = line("full", 2.5, 100, 0.015, 0.1)
-    steps = [
-        dataclasses.replace(e, peak_bytes=e.peak_bytes * (1 + 2 * (i % 2)))
-        for i, e in enumerate(odd.steps)
-    ]
-    odd = dataclasses.replace(odd, steps=tuple(steps))
-    advice = advise_on(measurements(plain, odd, budget_mib=200))
-    assert math.isnan(advice.of("full").largest_batch)
-    assert "" == advice.of("full").verdict
-    assert advice.at_sample is None
-
-
 def test_gradients_that_change_are_no_answer(plain, line, measurements):
     """However fast it is."""
     lossy = line("pool", 1, 100, 0.001, 0.1)
@@ -191,25 +157,3 @@ def test_a_session_without_a_plan_needs_more_than_it_said(plain, line, measureme
     found = advise_on(measurements(plain, planned, budget_mib=200)).of("mimose")
     assert told.largest_batch == 40
     assert found.largest_batch < 32
-
-
-def test_plans_of_one_memory_say_nothing_of_the_time_at_another(
-    plain, full, line, measurements
-):
-    """Its bytes are told, and its seconds have to be measured there."""
-    planned = line("mimose", 2.5, 100, 0.012, 0.1)
-    found = measurements(plain, full, planned, budget_mib=200)
-    assert ("mimose",) == advise_on(found).use
-    other = advise_on(found, 240 * MIB)
-    assert 56 == other.of("mimose").largest_batch
-    assert 0.0 == other.of("mimose").samples_per_second
-    assert ("full",) == other.use
-
-
-def test_one_step_is_no_line(measurements):
-    """A method of one size says whether that size fits, and no more."""
-    step = Step(batch=16, peak_bytes=MIB, reserved_bytes=MIB, seconds=1.0)
-    found = measurements(Measured(method="plain", steps=(step,)), budget_mib=2)
-    advice = advise_on(found)
-    assert advice.of("plain").fits is True
-    assert "not known" == advice.answer

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
 
 from mimose.bench.advise.methods import METHODS, PARTS, Training
 from mimose.bench.advise.sample import Sample
@@ -69,14 +68,6 @@ def test_a_saved_model_is_read_again(toys):
     assert all(torch.equal(*pair) for pair in pairs)
     with pytest.raises(FileNotFoundError):
         make(path)
-
-
-def test_a_model_that_cannot_be_saved_says_what_to_do():
-    """A lambda is no data."""
-    model = nn.Linear(2, 2)
-    model.hook = lambda: None
-    with pytest.raises(UsageError, match="module:function"), saved(model, None):
-        pass
 
 
 def test_parts_add_up_to_the_batch(toys, monkeypatch):

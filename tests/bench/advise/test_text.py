@@ -41,12 +41,6 @@ def test_each_method_has_a_row(found):
     assert {len(head)} == {len(row) for row in rows}
 
 
-def test_a_reason_is_told_once(found):
-    """Of a method that could not be measured."""
-    said = text(advise_on(found), 200)
-    assert 1 == said.count("fused already")
-
-
 @pytest.mark.parametrize("name", METHODS)
 def test_what_is_to_be_written_is_python(name):
     """It compiles, and names the budget where a session keeps one."""

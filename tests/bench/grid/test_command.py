@@ -10,9 +10,9 @@ pytest.importorskip("matplotlib")
 
 from mimose.bench.child import RunFailedError
 from mimose.bench.grid import runner
-from mimose.bench.grid.command import bench, put_aside, show_again
+from mimose.bench.grid.command import bench
 from mimose.bench.grid.runner import GridRow, GridSettings
-from mimose.bench.rows import read, write
+from mimose.bench.rows import read
 
 SETTINGS = GridSettings(
     workloads=("tc-bert", "qa-bert"),
@@ -54,16 +54,6 @@ def _kept(folder):
     return {path.name: read(path, GridRow) for path in folder.glob("*.csv")}
 
 
-def test_rows_that_would_be_replaced_are_put_aside(tmp_path, rows):
-    """However often."""
-    for n_rows in (2, 1):
-        write(tmp_path / "rows.csv", GridRow, rows[:n_rows])
-        put_aside(tmp_path)
-    assert {name: len(own) for name, own in _kept(tmp_path).items()} == {
-        "rows.previous.csv": 2, "rows.previous1.csv": 1
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("ending", "status"), [(KeyboardInterrupt(), 130), (RunFailedError("no plan"), 1)]
 )
@@ -88,10 +78,3 @@ def test_an_error_of_ours_loses_no_rows(tmp_path, run):
     with pytest.raises(ZeroDivisionError):
         bench(SETTINGS, tmp_path)
     assert len(_kept(tmp_path)["rows.csv"]) == 4
-
-
-def test_no_rows_are_nothing_to_show(tmp_path):
-    """The file is named."""
-    write(tmp_path / "rows.csv", GridRow, [])
-    with pytest.raises(ValueError, match=r"rows\.csv has no rows"):
-        show_again(tmp_path / "rows.csv", tmp_path)

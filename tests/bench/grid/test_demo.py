@@ -16,13 +16,11 @@ pytest.importorskip("rich")
 pytest.importorskip("tokenizers")
 pytest.importorskip("transformers")
 
-from mimose.bench.child import RunFailedError
 from mimose.bench.corpus import OURS, EncodedCorpus
 from mimose.bench.grid.demo import SETTINGS, demo
 from mimose.bench.grid.picture import draw_demo
 from mimose.bench.grid.runner import INTERRUPTED, GridRow
 from mimose.bench.rows import read
-from mimose.usage import UsageError
 
 LENGTHS = (15, 40, 18, 8)  # 20 is the longest that plain training can take
 SMALL = replace(
@@ -108,48 +106,6 @@ def test_ctrl_c_leaves_a_partial_result(
     assert len(rows) == {"probe": 0, "compare": 1, "limit": 16 + 2 + 1}[run]
     assert ("picture" in document["files"]) == (run == "limit")
     assert all(child.is_closed for child in children.made)
-
-
-@pytest.mark.parametrize("is_limited", [False, True])
-def test_an_unexpected_failure_is_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, children: Any, is_limited: bool
-) -> None:
-    """Only plain training under the hard limit may fail."""
-    plain = children.step
-
-    def fail(self: Any, index: int) -> Any:
-        is_here = self.first["is_limited"] == is_limited
-        if self.name == "mimose" and index == 2 and is_here:
-            msg = "no more memory"
-            raise RunFailedError(msg)
-        return plain(self, index)
-
-    monkeypatch.setattr(children, "step", fail)
-    assert demo(SMALL, tmp_path) == 1
-    failures = _summary(tmp_path)["failures"]
-    where = "limit" if is_limited else "compare"
-    assert failures[f"{where}/mimose"] == "no more memory"
-
-
-def test_nothing_to_compare_is_an_error(
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    children: Any,
-) -> None:
-    """It is said in one line, and there are no rows."""
-    monkeypatch.setattr(children, "plain_growth", 5)
-    assert demo(SMALL, tmp_path) == 1
-    assert "there is nothing to plan" in capsys.readouterr().err
-    assert _summary(tmp_path)["strategies"] == []
-
-
-def test_a_folder_that_cannot_be_made(tmp_path: Path) -> None:
-    """It is told before anything is measured."""
-    (tmp_path / "file").write_text("")
-    for out in (tmp_path / "file", tmp_path / "file" / "here"):
-        with pytest.raises(UsageError, match=f"--out {out}: it cannot be a folder"):
-            demo(SMALL, out)
 
 
 @pytest.mark.parametrize(

@@ -58,13 +58,6 @@ def test_flops_are_counted_where_a_strategy_does_not_tell_them(run, children):
     assert {asked[2] for asked in children.of("mimose-paper").counts} == {"plan"}
 
 
-def test_what_cannot_be_counted_is_not_known(run):
-    """And it stops nothing else."""
-    rows = run("hf-every-2", "hf-full")
-    assert {row.recomputed_flops for row in rows["hf-every-2"]} == {None}
-    assert None not in {row.recomputed_flops for row in rows["hf-full"]}
-
-
 def test_the_longest_batch_is_measured(run, children):
     """Plain training finds it, and everybody else is told; so is the budget."""
     run("full", "mimose")
@@ -80,14 +73,6 @@ def test_a_strategy_that_fails_says_so_in_a_row(run):
     rows = run("static", "mimose")
     assert [row.problem for row in rows["static"]] == ["", "", "memory ran out"]
     assert len(rows["mimose"]) == 6
-
-
-@pytest.mark.parametrize(("device", "times"), [("cpu", 0), ("cuda", 2)])
-def test_turns_end_with_a_rest(run, children, device, times):
-    """Where processes share a device's memory: here after four steps and two."""
-    run("mimose", device=device)
-    rests = [asked for asked in children.of("mimose").asked if asked[0] == "rest"]
-    assert len(rests) == times
 
 
 @pytest.mark.parametrize(
@@ -119,19 +104,6 @@ def test_an_interrupted_run_keeps_its_steps(run):
     assert [row.problem for row in rows["static"]] == [INTERRUPTED]
 
 
-def test_limits_come_last_each_alone(run, children):
-    """Plain training fails where it needs more; rows say which is which."""
-    rows = run("full", "mimose", limited=("none", "mimose"), trace=_LENGTHS)
-    limited = [row for row in rows["none"] if row.is_limited]
-    assert [row.problem for row in limited] == ["can't allocate memory"]
-    assert len([row for row in rows["mimose"] if row.is_limited]) == 6
-    first, second = children.made[-2:]
-    assert (first.name, second.name) == ("none", "mimose")
-    assert first.first["headroom_bytes"] == 200 * MIB
-    assert first.n_others_open == second.n_others_open == 0
-    assert not any(child.first["is_limited"] for child in children.made[:-2])
-
-
 def test_rows_come_back_as_they_were(tmp_path, grid):
     """Columns in any order; those that have come since take their default."""
     path = tmp_path / "deep" / "rows.csv"
@@ -146,15 +118,3 @@ def test_rows_come_back_as_they_were(tmp_path, grid):
         writer.writeheader()
         writer.writerows(lines)
     assert read(path, GridRow) == grid
-
-
-def test_another_file_is_refused(tmp_path, grid):
-    """One with other columns, or cut short as a killed process leaves it."""
-    path = tmp_path / "rows.csv"
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(ValueError, match="has columns"):
-        read(path, GridRow)
-    write(path, GridRow, grid)
-    path.write_text(path.read_text()[:-90])
-    with pytest.raises(ValueError, match="is cut short"):
-        read(path, GridRow)

@@ -1,7 +1,6 @@
 """What rows come to: numbers, words and a picture."""
 
 import dataclasses
-import io
 
 import numpy as np
 import pytest
@@ -9,11 +8,9 @@ import pytest
 pytest.importorskip("transformers")
 pytest.importorskip("rich")
 
-from rich.console import Console
 
 from mimose.bench.grid.picture import draw_grid
-from mimose.bench.grid.runner import INTERRUPTED
-from mimose.bench.grid.summary import compare, show, summarise
+from mimose.bench.grid.summary import compare, summarise
 
 AT = {"budget_share": 0.5, "headroom_bytes": 35 * 2**20}
 
@@ -32,15 +29,6 @@ def test_cells_are_summed_up(grid):
     assert cells["full"].total_ratio == pytest.approx(1.6)
     assert (cells["none"].steps_over, cells["none"].keeps_budget) == (3, False)
     assert cells["full"].keeps_budget
-
-
-def test_what_is_not_known_or_unequal(grid, make_row):
-    """One unknown step, and the sum is unknown; losses are equal to the last bit."""
-    assert _by_name(grid)["mimose"].loss_is_equal
-    other = make_row("other", 2, recomputed_flops=None, loss=0.33333)
-    cell = _by_name([*grid, other])["other"]
-    assert cell.recomputed_flops is None
-    assert not cell.loss_is_equal
 
 
 def test_failures_are_told(grid):
@@ -67,24 +55,6 @@ def test_only_those_that_keep_the_budget_are_compared(grid):
     assert compare(summarise([*grid, over]), "full") is None
 
 
-def test_what_was_interrupted_is_no_measure(grid):
-    """It keeps no budget, whatever it did until then."""
-    rows = [
-        dataclasses.replace(row, problem=INTERRUPTED) if row.step == 5 else row
-        for row in grid
-    ]
-    cells = summarise(rows)
-    assert not any(cell.keeps_budget for cell in cells)
-    assert compare(cells, "full") is None
-    assert _by_name(rows)["mimose"].seconds_ratio == pytest.approx(1.2)
-
-
-def test_turns_that_one_did_not_end_are_left_out(grid):
-    """And without any there is nothing to compare."""
-    short = [row for row in grid if row.strategy != "full" or row.step < 3]
-    assert compare(summarise([row for row in short if row.step < 4]), "full") is None
-
-
 def test_intervals_are_of_the_ratio(make_row):
     """What disturbs both alike makes it no wider; noise of one alone does."""
     rng = np.random.default_rng(1)
@@ -107,18 +77,6 @@ def test_intervals_are_of_the_ratio(make_row):
     found = compare(cells, "full")
     assert found.seconds.low < found.seconds.value < found.seconds.high
     assert found.seconds.value == pytest.approx(mine.seconds_ratio / 1.6)
-
-
-def test_the_words_mark_who_breaks_the_budget(grid):
-    """In brackets, and what could not run says so."""
-    out = io.StringIO()
-    show(summarise(grid), Console(file=out, width=150))
-    text = out.getvalue()
-    for said in (
-        *("[1.00×] 3 over", "1.20×", "not run", "failed", "autosac, tc-bert: needs"),
-        *("mimose kept the budget in 1 of 1 cells", "1 of 1", "0.30× as much"),
-    ):
-        assert said in text
 
 
 def test_the_picture_has_the_published_figures_beside_ours(grid, tmp_path):

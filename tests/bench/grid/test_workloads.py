@@ -8,14 +8,12 @@ import torch
 
 pytest.importorskip("transformers")
 
-from mimose.bench.corpus import OURS, Docstrings
+from mimose.bench.corpus import OURS
 from mimose.bench.grid import traces
 from mimose.bench.grid.workloads import (
     DEFAULT,
     WORKLOADS,
     from_function,
-    largest,
-    size_of,
 )
 from mimose.inputs.layers import find_units
 
@@ -62,16 +60,6 @@ def test_a_small_one_is_wide_and_has_a_quarter_of_the_published_batch(name):
     assert 4 * len(few) == len(many)
 
 
-def test_the_sizes_of_batches():
-    """The one number that the published system sees; those that may need most."""
-    assert size_of({"length": 7}) == 7
-    assert size_of({"source": 5, "target": 9}) == 5
-    assert size_of({"height": 4, "width": 5}) == 20
-    squares = [{"source": s, "target": t} for s, t in ((10, 10), (14, 7), (15, 1))]
-    assert largest(squares) == squares
-    assert largest([{"length": 3}, {"length": 5}]) == [{"length": 5}]
-
-
 def test_a_model_of_ones_own(monkeypatch, tmp_path):
     """A function that returns the model, its batches and the names of their sizes."""
     (tmp_path / "mine_for_bench.py").write_text(
@@ -86,13 +74,6 @@ def test_a_model_of_ones_own(monkeypatch, tmp_path):
     assert isinstance(workload.build("tiny"), torch.nn.Linear)
     assert workload.batch({"rows": 3}, "tiny", torch.Generator()) == {"n": 3}
     del sys.modules["mine_for_bench"]
-
-
-@pytest.mark.parametrize("path", ["nothing", "nowhere:make", "math:pi", "math:nothing"])
-def test_what_is_no_model(path):
-    """It is said what was given, and what is wrong with it."""
-    with pytest.raises(ValueError, match=path):
-        from_function(path)
 
 
 # ------------------------------------------------------------- docstrings
@@ -110,34 +91,6 @@ def test_a_batch_of_any_length(docstrings, length):
     assert set(first["input_ids"][first["attention_mask"] == 0].tolist()) <= {0}
     assert torch.equal(first["input_ids"], same["input_ids"])
     assert not torch.equal(first["input_ids"], other["input_ids"])
-
-
-def test_no_text_is_as_long(docstrings):
-    """The error says how long the longest is."""
-    with pytest.raises(ValueError, match="no text has 21 tokens; the longest has 20"):
-        docstrings.batch({"length": 21}, "", torch.Generator())
-
-
-def test_one_process_makes_the_corpus(docstrings, toy_corpus, tmp_path):
-    """The others read it from the folder that they share."""
-    docstrings.prepare(tmp_path)
-    other = Docstrings()
-    other.prepare(tmp_path)
-    assert other.corpus == toy_corpus
-
-
-def test_it_learns(docstrings):
-    """A task this simple is solved within a dozen steps."""
-    torch.manual_seed(0)
-    model = docstrings.build("tiny")
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    for step in range(15):
-        generator = torch.Generator().manual_seed(step)
-        model(**docstrings.batch({"length": 12}, "", generator)).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-    assert docstrings.evaluate(model) > 0.9
-    assert model.training
 
 
 # ------------------------------------------------------------- lengths
@@ -172,19 +125,3 @@ def test_lengths_of_ones_own(tmp_path):
         {"source": 4, "target": 3},
         {"source": 6, "target": 5},
     ]
-
-
-@pytest.mark.parametrize(
-    ("text", "complaint"),
-    [
-        ("size\n3\n", "no length"),
-        ("length\n3\nmany\n", "line 3: length is 'many'"),
-        ("length\n0\n", "line 2: length is '0'"),
-    ],
-)
-def test_bad_lengths(tmp_path, text, complaint):
-    """The file, the line and the value are named."""
-    path = tmp_path / "mine.csv"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=complaint):
-        traces.from_file(path, ("length",))

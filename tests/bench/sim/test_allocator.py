@@ -51,21 +51,6 @@ def test_segment_sizes(sim, take, n_bytes, reserved):
     del block
 
 
-def test_rest_of_a_large_block_is_split_off_above_a_mebibyte(take, numbers):
-    """1.5 MiB of a free 2 MiB takes all of it; 0.5 MiB more would be split off."""
-    blocks = [take(9 * MIB), take(9 * MIB), take(1.5 * MIB)]
-
-    assert {
-        "requested_bytes": int(19.5 * MIB),
-        "allocated_bytes": 20 * MIB,
-        "inactive_split_bytes": 0,
-        "reserved_bytes": 20 * MIB,
-    } == numbers(
-        "requested_bytes", "allocated_bytes", "inactive_split_bytes", "reserved_bytes"
-    )
-    del blocks
-
-
 def test_best_fit_is_the_smallest_that_is_large_enough(take, numbers):
     """Of free segments of 16 and 12 MiB, 11 MiB come from the latter, unsplit."""
     blocks = [take(16 * MIB), take(12 * MIB)]
@@ -150,19 +135,6 @@ def test_what_cannot_be_released_is_out_of_memory(sim, take):
     del held
 
 
-def test_total_memory_is_a_limit_of_its_own(sim, take):
-    """Without any limit set, the device itself has no more than it has."""
-    sim.set_total_memory(30 * MIB)
-    block = take(20 * MIB)
-    with pytest.raises(torch.OutOfMemoryError) as caught:
-        take(12 * MIB)
-
-    assert "allowed" not in str(caught.value)
-    assert (10 * MIB, 30 * MIB) == sim.mem_get_info()
-    assert (10 * MIB, 30 * MIB) == torch._C._accelerator_getMemoryInfo(0)
-    del block
-
-
 def test_garbage_is_collected_by_age(sim, take, numbers):
     """Over the threshold, cached segments of at least average age are released.
 
@@ -244,15 +216,3 @@ def test_operators_allocate_on_their_device(sim, take, numbers):
 
     assert 8 * MIB == sim.max_memory_allocated()
     assert {"requested_bytes": 4 * MIB} == numbers("requested_bytes")
-
-
-def test_reset_reports_what_is_held(sim, take):
-    """Limits, total and counters are as at first; what lives is named."""
-    sim.set_limit(40 * MIB, 1)
-    sim.set_total_memory(50 * MIB, 1)
-    block = take(600, "sim:1")
-
-    assert {1: 1024} == sim.reset()
-    assert 1.0 == sim.get_per_process_memory_fraction(1)
-    assert 80 * 2**30 == sim.get_device_properties(1).total_memory
-    del block

@@ -124,18 +124,6 @@ def test_a_card_of_its_true_size_runs_out(sim):
     torch.empty(20 << 30, dtype=torch.uint8, device="sim")
 
 
-def test_few_numbers_are_computed_and_many_are_zeros(sim):
-    """Masks and positions are right; a loss is no number to rely on."""
-    sim.set_hollow(sim.CARDS["h100"])
-    ids = torch.arange(1000, device="sim")
-    assert (ids % 7).sum().item() == sum(n % 7 for n in range(1000))
-    large = torch.randn(1 << 20, device="sim")
-    assert large.sum().item() == 0.0
-    assert torch.equal(large, torch.randn(1 << 20, device="sim"))
-    with pytest.raises(RuntimeError, match="hollow"):
-        torch.unique(torch.randint(9, (1 << 24,), device="sim"))
-
-
 def test_events_read_the_virtual_clock(sim):
     """So that what a plan's seconds are made of are the card's."""
     sim.set_hollow(sim.CARDS["h100"])

@@ -54,43 +54,6 @@ def test_seeds(sim):
     assert not torch.equal(first[0], _draw())
 
 
-def test_neighbouring_seeds_and_offsets_are_unrelated(sim):
-    """Draws are uniform over offsets and over seeds alike."""
-
-    def draw():
-        return torch.rand(8, device="sim", dtype=torch.float64)
-
-    over_offsets = torch.stack([draw() for _ in range(500)])
-    over_seeds = []
-    for seed in range(500):
-        sim.manual_seed(seed)
-        over_seeds.append(draw())
-    for drawn in (over_offsets, torch.stack(over_seeds)):
-        flat = drawn.flatten().cpu()
-        assert flat.numel() == flat.unique().numel()
-        assert 0.5 == pytest.approx(flat.mean().item(), abs=0.03)
-        assert 1 / 12 == pytest.approx(flat.var().item(), abs=0.01)
-
-
-def test_the_cpus_state_is_left_alone():
-    """Drawing on the device, normal numbers too, changes nothing on the CPU."""
-    torch.manual_seed(0)
-    torch.randn(1)  # the CPU keeps one of a pair
-    state = torch.get_rng_state()
-    torch.randn(3, device="sim")
-
-    assert torch.equal(state, torch.get_rng_state())
-
-
-def test_copies_of_the_state_are_counted(sim):
-    """Each time the state comes to the host counts; putting it back does not."""
-    state = sim.get_rng_state()
-    sim.set_rng_state(state)
-    sim.get_rng_state("sim:1")
-
-    assert 2 == sim.rng_copies()
-
-
 def test_checkpoint_recomputes_the_same_dropout():
     """Torch's checkpointing saves this device's state: the gradient shows the mask."""
     x = torch.ones(1000, device="sim", requires_grad=True)
