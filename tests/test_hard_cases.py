@@ -370,14 +370,3 @@ class _Mix(nn.Module):
         return torch.sparse.mm(adjacency, self.linear(x))
 
 
-class _Graph(nn.Module):
-    """Two graph layers that share a sparse matrix."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(_Mix() for _ in range(2))
-
-    def forward(self, x, adjacency):
-        for layer in self.layers:
-            x = layer(x, adjacency)
-        return x

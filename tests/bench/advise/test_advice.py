@@ -13,7 +13,6 @@ from mimose.bench.advise.measure import MORE, Measured, Run
 from mimose.bench.advise.settings import Settings
 from mimose.bench.advise.text import headline
 
-MIB = 2**20
 LATE = Measured(method="full", why_not=f"no time was left to measure it: {MORE}")
 
 

@@ -11,28 +11,6 @@ pytestmark = pytest.mark.sim
 
 BF16, F32 = torch.bfloat16, torch.float32
 
-_RESULTS = {
-    "matmul": (BF16, lambda x, low: x @ x),
-    "einsum": (BF16, lambda x, low: torch.einsum("ij,kj->ik", x, low)),
-    "conv1d": (BF16, lambda x, low: functional.conv1d(x[None], x[:, :, None])),
-    "attention": (
-        BF16,
-        lambda x, low: functional.scaled_dot_product_attention(*[x[None, None]] * 3),
-    ),
-    "softmax": (F32, lambda x, low: low.softmax(-1)),
-    "softmax in bf16": (BF16, lambda x, low: low.softmax(-1, dtype=BF16)),
-    "layer_norm": (F32, lambda x, low: functional.layer_norm(low, (4,))),
-    "cross_entropy": (
-        F32,
-        lambda x, low: functional.cross_entropy(low, low[0].long().abs() % 4),
-    ),
-    "exp": (F32, lambda x, low: low.exp()),
-    "sum": (F32, lambda x, low: low.sum()),
-    "norm of rows": (F32, lambda x, low: torch.norm(low, 2, dim=1)),
-    "addcmul promotes": (F32, lambda x, low: torch.addcmul(low, low, x)),
-    "add": (BF16, lambda x, low: low + 1),
-    "cat promotes": (F32, lambda x, low: torch.cat([x, low])),
-}
 
 
 def test_a_linear_is_the_cpus_in_bf16():
