@@ -5,12 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 pytestmark = pytest.mark.sim
 
 BF16, F32 = torch.bfloat16, torch.float32
-
 
 
 def test_a_linear_is_the_cpus_in_bf16():
