@@ -108,12 +108,6 @@ class Measured:
         """
         self.freed = action, like, n_bytes
 
-    def withdraw(self, action: str) -> None:
-        """Take back what was told of what it held under an action."""
-        for told in ("held_bytes", "host_bytes"):
-            left = {a: n for a, n in getattr(self, told).items() if a != action}
-            setattr(self, told, left)
-
     def count(
         self, held_bytes: dict[str, float], flops: int, early_flops: int = 0
     ) -> None:

@@ -15,9 +15,9 @@ import enum
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -27,6 +27,7 @@ from torch.overrides import TorchFunctionMode
 from mimose.actions.base import Means
 from mimose.actions.flags import pack_flags, unpack_flags
 from mimose.actions.hooks import Packing
+from mimose.actions.host import Packed
 from mimose.planners import ActionSpec
 from mimose.planners.actions import POOL, POOL_4, QUANTIZE, QUANTIZE_4
 from mimose.torch_private import storage_key
@@ -119,39 +120,25 @@ def _is_alike(tensor: torch.Tensor, given: torch.Tensor) -> bool:
 # ------------------------------------------------------------------------- the codecs
 
 
-class Compressed:
-    """A storage in fewer bytes.
+def _packed(
+    tensor: torch.Tensor, held: Sequence[torch.Tensor], fill: Callable[..., None]
+) -> Packed:
+    """Return a storage in fewer bytes.
 
     Args:
         tensor: Lies in it.
         held: What is held in its place.
         fill: Fills (n,) elements of the storage from that.
-
-    Attributes:
-        device_bytes: What that takes.
-        host_bytes: Nothing.
     """
+    like, n_elements = tensor.new_empty(0), _elements(tensor).numel()
 
-    __slots__ = ("_fill", "_held", "_like", "_n", "device_bytes", "host_bytes")
-
-    def __init__(
-        self,
-        tensor: torch.Tensor,
-        held: Sequence[torch.Tensor],
-        fill: Callable[..., None],
-    ) -> None:
-        self._n = _elements(tensor).numel()
-        self._like = tensor.new_empty(0)
-        self._held = held
-        self._fill = fill
-        self.device_bytes = sum(each.untyped_storage().nbytes() for each in held)
-        self.host_bytes = 0
-
-    def unpack(self) -> torch.UntypedStorage:
-        """Return the storage, or one that does in its place."""
-        elements = self._like.new_empty(self._n)
-        self._fill(elements, *self._held)
+    def unpack() -> torch.UntypedStorage:
+        elements = like.new_empty(n_elements)
+        fill(elements, *held)
         return elements.untyped_storage()
+
+    n_bytes = sum(each.untyped_storage().nbytes() for each in held)
+    return Packed(n_bytes, 0, unpack)
 
 
 def _elements(tensor: torch.Tensor) -> torch.Tensor:
@@ -186,25 +173,6 @@ def _leave(_: torch.Tensor) -> None:
     """Leave elements as they are: nobody reads them."""
 
 
-class Values(Protocol):
-    """One way to hold values that may be a little off."""
-
-    roles: frozenset[Role]
-    """What these are read for."""
-
-    def pack(
-        self, tensor: torch.Tensor, operation: Operation, signs: torch.Tensor | None
-    ) -> Compressed | None:
-        """Pack a tensor's storage; None where it has to stay.
-
-        Args:
-            tensor: Saved.
-            operation: Who saves it.
-            signs: A bit an element, where the storage is that of a ReLU's result.
-        """
-        ...
-
-
 class _CallCodec(TorchFunctionMode):
     """Packs what one call saves, by what it is read for: a `Codec`.
 
@@ -212,9 +180,7 @@ class _CallCodec(TorchFunctionMode):
         values: Packs what is not exact.
     """
 
-    was_refused = False
-
-    def __init__(self, values: Values) -> None:
+    def __init__(self, values: Quantize | Pool) -> None:
         super().__init__()
         self._values = values
         self._operation = Operation("", ())
@@ -248,16 +214,16 @@ class _CallCodec(TorchFunctionMode):
 
     def pack(
         self, tensor: torch.Tensor, role: tuple[Role, torch.dtype]
-    ) -> Compressed | None:
+    ) -> Packed | None:
         """Pack a tensor's storage for what it is read for."""
         storage = tensor.untyped_storage()
         key = storage_key(storage)
         if role[0] is Role.SHAPE:
-            return Compressed(tensor, (), _leave)
+            return _packed(tensor, (), _leave)
         if role[0] is Role.SIGN:
             signs = _pack_signs(tensor)
             self._signs[key] = weakref.ref(storage), signs
-            return Compressed(tensor, (signs,), _fill_signs)
+            return _packed(tensor, (signs,), _fill_signs)
         ref, known = self._signs.get(key, (None, None))
         own = known if ref is not None and ref() is storage else None
         return self._values.pack(tensor, self._operation, own)
@@ -271,7 +237,9 @@ class Compress(Packing):
         make_values: Makes what packs values, anew for each session.
     """
 
-    def __init__(self, spec: ActionSpec, make_values: Callable[[], Values]) -> None:
+    def __init__(
+        self, spec: ActionSpec, make_values: Callable[[], Quantize | Pool]
+    ) -> None:
         values = make_values()
         super().__init__(spec, lambda _: _CallCodec(values))
         self._make_values = make_values
@@ -286,8 +254,8 @@ class Compress(Packing):
 
 _GROUP = 128
 """Elements that share a least and a step."""
-_GROUPS_AT_ONCE = 2**11
-_MOST_PARTS = 32
+_AT_ONCE = 2**13
+"""Groups that are worked on together."""
 
 
 class Quantize:
@@ -310,70 +278,55 @@ class Quantize:
 
     def pack(
         self, tensor: torch.Tensor, operation: Operation, signs: torch.Tensor | None
-    ) -> Compressed | None:
-        """Pack a tensor's storage, if all its values are finite."""
+    ) -> Packed | None:
+        """Pack a tensor's storage, if all its values are finite: see `Pool.pack`."""
         del operation, signs
         elements = _elements(tensor)
-        n_groups = -(-elements.numel() // _GROUP)
+        short = -elements.numel() % _GROUP
+        groups = functional.pad(elements, (0, short)) if short else elements
+        groups = groups.view(-1, _GROUP)
         dtype = torch.promote_types(tensor.dtype, torch.float32)
-        ranges = tensor.new_empty((2, n_groups, 1), dtype=dtype)
-        least, steps = ranges
-        for own, part in _groups(elements):
-            least[own], steps[own] = part.amin(1, True), part.amax(1, True)
+        least, most = groups.amin(1, True).to(dtype), groups.amax(1, True).to(dtype)
         # No group divides by zero, or by a step that was rounded itself.
-        most = 2**self._bits - 1
-        steps.sub_(least).div_(most).clamp_(min=torch.finfo(dtype).tiny)
+        steps = (most - least).div_(2**self._bits - 1)
+        steps.clamp_(min=torch.finfo(dtype).tiny)
         if not bool(steps.isfinite().all()):
             return None
-        width = _GROUP * self._bits // 8
-        codes = tensor.new_empty((n_groups, width), dtype=torch.uint8)
-        for own, part in _groups(elements):
-            above = part.to(dtype).sub(least[own]).div_(steps[own])
-            above.add_(self._draws(above)).floor_().clamp_(0, most)
-            code = above.to(torch.uint8)
-            if self._bits == 4:
-                code = code[:, 1::2].bitwise_left_shift(4).bitwise_or_(code[:, ::2])
-            codes[own] = code
-        return Compressed(tensor, (ranges, codes), self._fill)
+        ranges = torch.stack((least, steps))
+        parts = zip(_split(groups), _split(ranges, 1), strict=True)
+        codes = torch.cat([self._codes(*part) for part in parts])
+        return _packed(tensor, (ranges, codes), self._fill)
 
-    def _draws(self, like: torch.Tensor) -> torch.Tensor:
-        """Return random numbers between 0 and 1, equal in equal runs."""
-        device = like.device
+    def _codes(self, part: torch.Tensor, ranges: torch.Tensor) -> torch.Tensor:
+        """Return (groups, bytes) how many steps above the least values are."""
+        least, steps = ranges
+        above = part.to(least.dtype).sub(least).div_(steps)
+        device = part.device
         if device not in self._generators:
             self._generators[device] = torch.Generator(device).manual_seed(0)
-        return torch.empty_like(like).uniform_(generator=self._generators[device])
+        draws = torch.empty_like(above).uniform_(generator=self._generators[device])
+        above.add_(draws).floor_().clamp_(0, 2**self._bits - 1)
+        code = above.to(torch.uint8)
+        if self._bits == 8:
+            return code
+        return code[:, 1::2].bitwise_left_shift(4).bitwise_or_(code[:, ::2])
 
     def _fill(
         self, elements: torch.Tensor, ranges: torch.Tensor, codes: torch.Tensor
     ) -> None:
-        least, steps = ranges
-        for own in _slices(len(codes)):
-            code = codes[own]
+        parts = zip(_split(codes), _split(ranges, 1), strict=True)
+        for at, (code, (least, steps)) in enumerate(parts):
             if self._bits == 4:
                 halves = code.bitwise_and(15), code.bitwise_right_shift(4)
                 code = torch.stack(halves, 2).flatten(1)
-            level = code.to(least.dtype).mul_(steps[own]).add_(least[own]).view(-1)
-            target = elements[own.start * _GROUP : own.stop * _GROUP]
-            target.copy_(level[: len(target)])
+            level = code.to(least.dtype).mul_(steps).add_(least).view(-1)
+            target = elements[at * _AT_ONCE * _GROUP :][: level.numel()]
+            target.copy_(level[: target.numel()])
 
 
-def _groups(elements: torch.Tensor) -> Iterator[tuple[slice, torch.Tensor]]:
-    """Yield (groups, 128) of elements at a time, and which they are."""
-    n_whole = elements.numel() // _GROUP
-    groups = elements[: n_whole * _GROUP].view(-1, _GROUP)
-    for own in _slices(n_whole):
-        yield own, groups[own]
-    rest = elements[n_whole * _GROUP :]
-    if rest.numel():  # filled up with its last
-        filled = torch.cat((rest, rest[-1:].expand(_GROUP - rest.numel())))
-        yield slice(n_whole, n_whole + 1), filled.view(1, _GROUP)
-
-
-def _slices(n_groups: int) -> Iterator[slice]:
-    """Yield groups that are worked on together: few kernels, and little memory."""
-    at_once = max(_GROUPS_AT_ONCE, -(-n_groups // _MOST_PARTS))
-    for start in range(0, n_groups, at_once):
-        yield slice(start, min(start + at_once, n_groups))
+def _split(groups: torch.Tensor, dim: int = 0) -> Sequence[torch.Tensor]:
+    parts: Sequence[torch.Tensor] = torch.split(groups, _AT_ONCE, dim)
+    return parts
 
 
 # ---------------------------------------------------------------------------- pooling
@@ -399,8 +352,17 @@ class Pool:
 
     def pack(
         self, tensor: torch.Tensor, operation: Operation, signs: torch.Tensor | None
-    ) -> Compressed | None:
-        """Pack a tensor's storage, if it fills that and has several places."""
+    ) -> Packed | None:
+        """Pack a tensor's storage, if it fills that and has several places.
+
+        Args:
+            tensor: Saved.
+            operation: Who saves it.
+            signs: A bit an element, where the storage is that of a ReLU's result.
+
+        Returns:
+            None where it has to stay.
+        """
         found = _planes(tensor, operation)
         if found is None or not _is_dense(tensor):
             return None
@@ -427,7 +389,7 @@ class Pool:
                 elements.masked_fill_(flags.logical_not(), 0)
 
         held = (means,) if signs is None else (means, signs)
-        return Compressed(tensor, held, fill)
+        return _packed(tensor, held, fill)
 
 
 def _planes(
@@ -439,10 +401,9 @@ def _planes(
         return tensor, (2, 3)
     if name == "conv1d" and dims == 3:
         return tensor.unsqueeze(2), (3,)
-    if name != "linear" or dims not in (3, 4) or not tensor.is_contiguous():
+    if name != "linear" or dims != 3 or not tensor.is_contiguous():
         return None
-    whole = tensor.view(operation.args[0].shape)
-    return (whole.unsqueeze(1), (2,)) if dims == 3 else (whole.movedim(-1, 1), (2, 3))
+    return tensor.view(operation.args[0].shape).unsqueeze(1), (2,)
 
 
 def _means(planes: torch.Tensor, block: list[int]) -> torch.Tensor:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import math
 import weakref
 from collections.abc import Callable, Hashable
 from functools import partial
@@ -27,8 +26,8 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 import torch
 
 from mimose.actions.base import Probe, UnitCall
+from mimose.actions.host import Packed
 from mimose.actions.keep import Keep
-from mimose.budget import format_bytes
 from mimose.exactness.unit import Unit
 from mimose.exceptions import RecomputationError
 from mimose.memory.marks import Counted
@@ -62,31 +61,8 @@ Refuse: TypeAlias = Callable[[str], NoReturn]
 """Raises the error that names a layer, and says why."""
 
 
-class Packed(Protocol):
-    """A storage as it is held between forward and backward."""
-
-    @property
-    def device_bytes(self) -> int:
-        """What it takes on the device."""
-        ...
-
-    @property
-    def host_bytes(self) -> int:
-        """What it takes on the host, where that is not the device."""
-        ...
-
-    def unpack(self) -> torch.UntypedStorage:
-        """Return a storage that is laid out as the one that was packed."""
-        ...
-
-
 class Codec(Protocol):
     """Packs the storages of one call."""
-
-    @property
-    def was_refused(self) -> bool:
-        """Whether a storage has to stay for which there was no room."""
-        ...
 
     def watching(self) -> contextlib.AbstractContextManager[object]:
         """Return what is entered while the call's forward runs."""
@@ -231,13 +207,14 @@ class CallHooks:
     Autograd holds this as long as a node of the call has saved anything.
 
     Attributes:
+        was_refused: Whether a storage has to stay that was to be packed.
         edits_data: Whether the layer edits through ``.data`` what it has saved.
     """
 
     def __init__(
         self, codec: Codec, stays: object, refuse: Refuse, *, is_first: bool
     ) -> None:
-        self.edits_data = False
+        self.was_refused = self.edits_data = False
         self._codec = codec
         self._stays = storages_in(stays).keys()
         self._refuse = refuse
@@ -285,6 +262,7 @@ class CallHooks:
         if role not in seen.boxes:
             packed = self._codec.pack(tensor.detach(), role)
             if packed is None:
+                self.was_refused = True
                 return None
             seen.boxes[role] = Box(packed)
         return seen.boxes[role]
@@ -374,41 +352,26 @@ class Packing:
         if hooks.edits_data:
             unit.exclude(self.spec.name, "it edits through .data what it has saved")
         if probe is not None:
-            self._tell(probe, boxes, freed_bytes)
-            if codec.was_refused:
-                self._put_off(call, probe, boxes)
+            self._tell(probe, hooks, boxes, freed_bytes)
         return output
 
-    def _tell(self, probe: Probe, boxes: list[Box], freed_bytes: int) -> None:
+    def _tell(
+        self, probe: Probe, hooks: CallHooks, boxes: list[Box], freed_bytes: int
+    ) -> None:
         """Tell what was held of a call that was measured."""
         event, kept = probe.trace.events[probe.index], self._keep.spec.name
         live = event.held_bytes.get(kept, 0.0)
-        packed = [box.packed for box in boxes if box.packed is not None]
-        on_device = sum(each.device_bytes for each in packed)
         event.tell_held(kept, live + freed_bytes)
+        packed = [box.packed for box in boxes if box.packed is not None]
+        if hooks.was_refused:  # it would be learned as one that holds so much
+            for box, each in zip(boxes, packed, strict=True):
+                box.undo(each.unpack())
+            event.keep(kept)
+            return
+        on_device = sum(each.device_bytes for each in packed)
         event.tell_held(self.spec.name, live + on_device)
         if self.spec.needs_host:
             event.tell_host(self.spec.name, sum(each.host_bytes for each in packed))
-
-    def _put_off(self, call: UnitCall, probe: Probe, boxes: list[Box]) -> None:
-        """Have a call be a kept one that would be learned as one that holds more.
-
-        Another one may find room for all of it.
-        """
-        for box in boxes:
-            if box.packed is not None:
-                box.undo(box.packed.unpack())
-        event, kept = probe.trace.events[probe.index], self._keep.spec.name
-        event.keep(kept)
-        event.withdraw(self.spec.name)
-        if event.held_bytes.get(kept, 0.0) > self.room_bytes:
-            why = f"there is room for {format_bytes(self.room_bytes)} at the most"
-            call.unit.exclude(self.spec.name, why)
-
-    @property
-    def room_bytes(self) -> float:
-        """The most that it may hold in all, where it does not hold it on the device."""
-        return math.inf
 
     def held_bytes(self, counted: Counted) -> None:
         """Return None: what is packed shows in a call of its own alone."""

@@ -27,12 +27,14 @@ when a copy to or from a piece has ended, and lends no piece before.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import weakref
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -73,8 +75,7 @@ def make_host(device: torch.device, host_budget: float | str | None) -> Host | N
         None where the model is on the host itself.
 
     Raises:
-        BudgetError: The budget cannot be read, is more than there is, or there is
-            nothing it is for.
+        BudgetError: The budget cannot be read, or there is nothing it is for.
     """
     if device.type == "cpu":
         if host_budget is not None:
@@ -84,77 +85,44 @@ def make_host(device: torch.device, host_budget: float | str | None) -> Host | N
             )
             raise BudgetError(msg)
         return None
-    free, total = map(rank_share, _free_and_total_bytes())
-    return Host(parse_host_budget(host_budget, free, total), device)
+    return Host(parse_host_budget(host_budget, rank_share(_free_bytes())), device)
 
 
-def parse_host_budget(
-    host_budget: float | str | None, free: int | None, total: int | None = None
-) -> int:
+def parse_host_budget(host_budget: float | str | None, free: int | None) -> int:
     """Turn a budget of host memory into bytes.
 
     Args:
         host_budget: Bytes, or a share of what is free; None for half of it.
         free: What is free on the host; None if nobody tells.
-        total: All that the host has, in bytes; None if nobody tells.
 
     Raises:
-        BudgetError: It is none, a share of what nobody tells, or more than there is.
+        BudgetError: It is none, or a share of what nobody tells.
     """
     try:
-        n_bytes = parse_budget(0.5 if host_budget is None else host_budget, free)
+        return parse_budget(0.5 if host_budget is None else host_budget, free)
     except BudgetError as error:
         msg = f"host_budget, of which a share is one of what the host has free: {error}"
         raise BudgetError(msg) from None
-    if total is not None and n_bytes > total:
-        msg = (
-            f"host_budget {host_budget!r} is {format_bytes(n_bytes)}, and the host has "
-            f"{format_bytes(total)}: give less, or a share of what is free such as 0.5"
-        )
-        raise BudgetError(msg)
-    return n_bytes
 
 
-def _free_and_total_bytes() -> tuple[int | None, int | None]:
-    """Return what the host, or this container, has free and has; None: nobody tells."""
-    try:
-        lines = Path("/proc/meminfo").read_text(encoding="ascii").splitlines()
-    except OSError:
-        return None, None
-    told = {name: int(rest.split()[0]) * 1024 for name, rest in map(_entry, lines)}
-    free, total = told.get("MemAvailable"), told.get("MemTotal")
-    try:
-        group = Path("/sys/fs/cgroup")
+def _free_bytes() -> int | None:
+    """Return what the host, or this container, has free; None: nobody tells."""
+    group = Path("/sys/fs/cgroup")
+    found = []
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        text = Path("/proc/meminfo").read_text(encoding="ascii")
+        found.append(int(text.partition("MemAvailable:")[2].split()[0]) * 1024)
+    with contextlib.suppress(OSError, ValueError):  # no such group, or no limit
         most = int((group / "memory.max").read_text(encoding="ascii"))
         used = int((group / "memory.current").read_text(encoding="ascii"))
-    except (OSError, ValueError):  # no such group, or no limit
-        return free, total
-    return min(free or most, max(0, most - used)), min(total or most, most)
+        found.append(max(0, most - used))
+    return min(found, default=None)
 
 
-def _entry(line: str) -> tuple[str, str]:
-    name, _, rest = line.partition(":")
-    return name, rest
+class HostBuffer(list[torch.Tensor]):
+    """Bytes of the host, in pieces that follow each other; gone when nobody has it."""
 
-
-class HostBuffer:
-    """Bytes of the host, given back to whom they belong when nobody holds this.
-
-    Attributes:
-        pieces: Tensors of bytes that follow each other, at least as long in all as was
-            asked for.
-    """
-
-    __slots__ = ("_returned", "_sizes", "pieces")
-
-    def __init__(self, sizes: Sequence[int], returned: deque[Sequence[int]]) -> None:
-        self.pieces: Sequence[torch.Tensor] = ()
-        self._sizes = sizes
-        self._returned = returned
-
-    def __del__(self) -> None:
-        """Give it back: without a lock, for this may run in the middle of anything."""
-        self._returned.append(self._sizes)
+    __slots__ = ("__weakref__",)
 
 
 class HostMemory:
@@ -210,9 +178,11 @@ class HostMemory:
             self._peak_bytes = max(self._peak_bytes, held)
             if self._is_pinned:
                 self._pin()
-        buffer = HostBuffer(sizes, self._returned)
+        buffer = HostBuffer()
+        # Without a lock, for this may run in the middle of anything.
+        weakref.finalize(buffer, self._returned.append, sizes)
         try:
-            buffer.pieces = [_piece(size, is_pinned=self._is_pinned) for size in sizes]
+            buffer.extend(_piece(size, is_pinned=self._is_pinned) for size in sizes)
         except (RuntimeError, MemoryError) as error:
             # The buffer goes, and gives back what was counted.
             self.n_refused += 1
@@ -257,21 +227,13 @@ def _total(pieces: Counter[int]) -> int:
 # ------------------------------------------------------------------------- the copies
 
 
-class Streams:
-    """The streams of a device that take part in copies.
+class Streams(NamedTuple):
+    """The streams of a device that take part in copies."""
 
-    Args:
-        device: An accelerator.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self.outward: Any = torch.Stream(device)
-        self.inward: Any = torch.Stream(device)
-
-    def current(self) -> Any:
-        """Return the one that this thread computes on."""
-        return torch.accelerator.current_stream(self._device)
+    outward: Any
+    inward: Any
+    current: Callable[[], Any]
+    """Returns the one that this thread computes on."""
 
 
 class Copies:
@@ -406,6 +368,16 @@ def _pairs(
 # ----------------------------------------------------------------------- the storages
 
 
+class Packed(NamedTuple):
+    """A storage as it is held between forward and backward."""
+
+    device_bytes: int
+    host_bytes: int
+    """What it takes on the host, where that is not the device."""
+    unpack: Callable[[], torch.UntypedStorage]
+    """Returns a storage that is laid out as the one that was packed."""
+
+
 class Host:
     """Holds storages of a device in the host's memory.
 
@@ -415,39 +387,47 @@ class Host:
     """
 
     def __init__(self, budget_bytes: int, device: torch.device) -> None:
-        is_pinned = device.type in _PINNED
+        is_pinned, streams = device.type in _PINNED, None
+        if is_pinned:
+            current = partial(torch.accelerator.current_stream, device)
+            streams = Streams(torch.Stream(device), torch.Stream(device), current)
         self.memory = HostMemory(budget_bytes, is_pinned=is_pinned)
-        self.copies = Copies(device, Streams(device) if is_pinned else None)
+        self.copies = Copies(device, streams)
         self.device = device
 
 
-class SentCall:
-    """What one call holds on the host.
+class HostCall:
+    """Sends what one call saves to the host: a `Codec`.
 
     Args:
-        host: Where.
-
-    Attributes:
-        was_refused: Whether a storage found no room.
+        host: Holds it.
     """
 
     def __init__(self, host: Host) -> None:
-        self.was_refused = False
         self._host = host
-        self._sent: list[weakref.ref[OnHost]] = []
+        self._sent: list[weakref.ref[_OnHost]] = []
         self._task = NO_GRAPH_TASK
 
-    def send(self, storage: torch.UntypedStorage) -> OnHost | None:
-        """Copy a storage to the host; None where that would pass the budget."""
-        memory, n_bytes = self._host.memory, storage.nbytes()
-        buffer = memory.take(n_bytes)
+    @contextlib.contextmanager
+    def watching(self) -> Iterator[None]:
+        """Have the computing wait for the copies as the forward ends."""
+        yield
+        self._host.copies.settle()
+
+    def role(self, tensor: torch.Tensor) -> bool | None:
+        """Return True for any tensor of the device; None for others."""
+        return tensor.device.type == self._host.device.type or None
+
+    def pack(self, tensor: torch.Tensor, role: bool = True) -> Packed | None:
+        """Copy a tensor's storage; None where that would pass the budget."""
+        del role
+        storage, memory = tensor.untyped_storage(), self._host.memory
+        buffer = memory.take(storage.nbytes())
         if buffer is None:
-            self.was_refused = True
             return None
-        copies = self._host.copies
-        made = OnHost(self, copies, buffer, memory.most_bytes(n_bytes), storage)
+        made = _OnHost(self, self._host.copies, buffer, storage)
         self._sent.append(weakref.ref(made))
-        return made
+        return Packed(0, memory.most_bytes(storage.nbytes()), made.unpack)
 
     def asked(self) -> None:
         """Bring all of it back, when a backward asks for the first of it.
@@ -464,15 +444,8 @@ class SentCall:
                 each.send_for()
 
 
-class OnHost:
-    """A storage on the host. Its memory there goes with it.
-
-    Attributes:
-        n_bytes: The storage's.
-        device_bytes: Nothing.
-        host_bytes: What it takes of the budget at most, so that it follows from the
-            storage's bytes without steps.
-    """
+class _OnHost:
+    """A storage on the host. Its memory there goes with it."""
 
     __slots__ = (
         "__weakref__",
@@ -481,26 +454,20 @@ class OnHost:
         "_coming",
         "_copies",
         "_ended",
-        "device_bytes",
-        "host_bytes",
-        "n_bytes",
+        "_n_bytes",
     )
 
     def __init__(
         self,
-        call: SentCall,
+        call: HostCall,
         copies: Copies,
         buffer: HostBuffer,
-        host_bytes: int,
         storage: torch.UntypedStorage,
     ) -> None:
-        self.n_bytes = storage.nbytes()
-        self.device_bytes, self.host_bytes = 0, host_bytes
-        self._call = call
-        self._buffer = buffer
-        self._copies = copies
+        self._n_bytes = storage.nbytes()
+        self._call, self._copies, self._buffer = call, copies, buffer
         self._coming: Arrival | None = None
-        self._ended = copies.to_host(bytes_of(storage), buffer.pieces)
+        self._ended = copies.to_host(bytes_of(storage), buffer)
 
     def unpack(self) -> torch.UntypedStorage:
         """Return the storage, on its device."""
@@ -512,14 +479,13 @@ class OnHost:
         return tensor.untyped_storage()
 
     def _fetch(self) -> Arrival:
-        return self._copies.to_device(self._buffer.pieces, self.n_bytes, self._ended)
+        return self._copies.to_device(self._buffer, self._n_bytes, self._ended)
 
     def send_for(self) -> None:
-        """Begin to bring it back, if nobody has."""
-        if self._coming is None:
-            self._coming = self._fetch()
-            if keeps_graph():
-                queue_callback(self._forget)
+        """Begin to bring it back."""
+        self._coming = self._fetch()
+        if keeps_graph():
+            queue_callback(self._forget)
 
     def _forget(self) -> None:
         self._coming = None
@@ -532,18 +498,18 @@ class AwayInput:
 
     Args:
         tensor: The input.
-        on_host: Its storage.
+        packed: Its storage.
 
     Attributes:
         stand_in: An empty tensor on the input's device, to be passed in its place.
     """
 
-    __slots__ = ("_input", "_looks", "_on_host", "stand_in")
+    __slots__ = ("_input", "_looks", "_unpack", "stand_in")
 
-    def __init__(self, tensor: torch.Tensor, on_host: OnHost) -> None:
+    def __init__(self, tensor: torch.Tensor, packed: Packed) -> None:
         self._input = weakref.ref(tensor)
         self._looks = tensor.shape, tensor.stride()
-        self._on_host = on_host
+        self._unpack = packed.unpack
         self.stand_in = tensor.new_empty(0)
 
     def is_of(self, tensor: torch.Tensor) -> bool:
@@ -552,6 +518,5 @@ class AwayInput:
 
     def bring(self) -> torch.Tensor:
         """Return the input's values on its device, in a leaf that wants a gradient."""
-        storage = self._on_host.unpack()
-        whole = self.stand_in.new_empty(0).set_(storage, 0, *self._looks)
-        return whole.requires_grad_()
+        whole = self.stand_in.new_empty(0)
+        return whole.set_(self._unpack(), 0, *self._looks).requires_grad_()

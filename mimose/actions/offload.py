@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from mimose.actions.base import NO_MEANS, Means, Probe, UnitCall
 from mimose.actions.hooks import Packing
-from mimose.actions.host import AwayInput, Host, OnHost, SentCall
+from mimose.actions.host import AwayInput, HostCall
 from mimose.actions.recompute import Recompute
 from mimose.exactness.unit import Unit
 from mimose.inputs.shapes import argument_tensors
@@ -22,39 +21,6 @@ from mimose.torch_private import saved_names
 _ON_HOST = "the model is on the host, whose memory is its own"
 
 
-class _Sender:
-    """Sends all that one call saves: a `Codec`.
-
-    Args:
-        host: Where.
-    """
-
-    def __init__(self, host: Host) -> None:
-        self._sent = SentCall(host)
-        self._host = host
-
-    @property
-    def was_refused(self) -> bool:
-        """Whether a storage has found no room."""
-        return self._sent.was_refused
-
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
-        """Have the computing wait for the copies as the forward ends."""
-        yield
-        self._host.copies.settle()
-
-    def role(self, tensor: torch.Tensor) -> str | None:
-        """Return the one role there is; None for tensors of other devices."""
-        is_there = tensor.device.type == self._host.device.type
-        return OFFLOAD.name if is_there else None
-
-    def pack(self, tensor: torch.Tensor, role: str) -> OnHost | None:
-        """Copy a tensor's storage; None where there is no room."""
-        del role
-        return self._sent.send(tensor.untyped_storage())
-
-
 class Offload(Packing):
     """Holds on the host what a call saves.
 
@@ -63,13 +29,13 @@ class Offload(Packing):
     """
 
     def __init__(self, means: Means = NO_MEANS) -> None:
-        super().__init__(OFFLOAD, self._sender)
+        super().__init__(OFFLOAD, self._codec)
         self._host = means.host
 
-    def _sender(self, call: UnitCall) -> _Sender:
+    def _codec(self, call: UnitCall) -> HostCall:
         del call
         assert self._host is not None
-        return _Sender(self._host)
+        return HostCall(self._host)
 
     def anew(self, means: Means) -> Offload:
         """Return the same action, for a session that gives it other means."""
@@ -78,11 +44,6 @@ class Offload(Packing):
     def refuses(self, unit: Unit) -> str:
         """Return why nothing of a call can be held there."""
         return _ON_HOST if self._host is None else super().refuses(unit)
-
-    @property
-    def room_bytes(self) -> float:
-        """The budget of host memory."""
-        return 0.0 if self._host is None else self._host.memory.budget_bytes
 
 
 class OffloadInput(Recompute):
@@ -117,10 +78,10 @@ class OffloadInput(Recompute):
 
     def _send_away(self, call: UnitCall, probe: Probe | None) -> AwayInput | None:
         assert self._host is not None
-        handed = handed_over(call.args, call.kwargs)
+        handed = _handed_over(call.args, call.kwargs)
         on_host, freed = None, 0
         if handed is not None and _can_go(handed):
-            on_host = SentCall(self._host).send(handed.untyped_storage())
+            on_host = HostCall(self._host).pack(handed)
             freed = handed.nbytes
         if probe is not None:
             event = probe.trace.events[probe.index]
@@ -139,7 +100,7 @@ class OffloadInput(Recompute):
         del counted
 
 
-def handed_over(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
+def _handed_over(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
     """Return what the layer before has handed to a call; None if nothing.
 
     That is the first of its arguments that has a graph. Others are read by several

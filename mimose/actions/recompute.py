@@ -223,16 +223,10 @@ class Inputs:
         """Return the arguments, once more; what is away is brought."""
         if self._spec is None and self._away is None:
             return self._args, self._kwargs
-        away, brought = self._away, None if self._away is None else self._away.bring()
-
-        def filled(value: Any) -> Any:
-            if value is away and away is not None:
-                return brought
-            return tuple(map(filled, value)) if type(value) is tuple else value
-
-        args = [filled(value) for value in self._args]
+        found = None if self._away is None else {id(self._away): self._away.bring()}
+        args = [_filled(value, found) for value in self._args]
         if self._spec is None:
-            return args, {name: filled(v) for name, v in self._kwargs.items()}
+            return args, {n: _filled(value, found) for n, value in self._kwargs.items()}
         args, kwargs = pytree.tree_unflatten(args, self._spec)
         return args, kwargs
 
@@ -270,6 +264,15 @@ class Inputs:
         self.tensors.append(again)
         self._versions.append(version_of(value))
         return again
+
+
+def _filled(value: Any, found: Mapping[int, torch.Tensor] | None) -> Any:
+    """Return an argument with tensors in place of what stands for them."""
+    if not found:
+        return value
+    if type(value) is tuple:
+        return tuple([_filled(item, found) for item in value])
+    return found.get(id(value), value)
 
 
 class _NotPlainError(Exception):
