@@ -74,6 +74,8 @@ class Operation(NamedTuple):
     def role(self, tensor: torch.Tensor) -> Role | None:
         """Return what a tensor that it saves is read for; None for what is fragile."""
         name, args = self.name, self.args
+        if name == "addmm":
+            return Operation("linear", args[1:]).role(tensor)
         if name in ("relu", "relu_"):
             return Role.SIGN
         if name in _OF_RESULTS:
