@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from functools import partial
 
 from mimose.actions import compress
 from mimose.actions.base import NO_MEANS, Action, Means
@@ -26,33 +25,19 @@ _ACTIONS: list[Action] = [
     Recompute(),
 ]
 """Keeping first; last what runs where nothing is known."""
-_OWN = frozenset(action.spec.name for action in _ACTIONS)
-_WHOLE = EXACT_MENU.names
-_WORDS = {"auto": _WHOLE, "whole": _WHOLE, "all": tuple(_OWN)}
+_WHOLE = frozenset(EXACT_MENU.names)
+_ALL = frozenset(action.spec.name for action in _ACTIONS)
+_WORDS = {"auto": _WHOLE, "whole": _WHOLE, "all": _ALL}
 """Menus that have a word."""
-
-
-def register(action: Action) -> None:
-    """Add an action, between those that hold more and the one that holds least.
-
-    Args:
-        action: The action; its name is its own.
-    """
-    _ACTIONS.insert(-1, action)
-
-
-def forget(action: Action) -> None:
-    """Take an action out again."""
-    _ACTIONS.remove(action)
 
 
 def choose(actions: str | Sequence[str], means: Means = NO_MEANS) -> tuple[Action, ...]:
     """Return the actions that a session may use, the one that keeps first.
 
     Args:
-        actions: ``"auto"`` and ``"whole"`` for whole layers, kept or recomputed (and
-            exact actions that were registered); ``"all"`` for all there are, lossy ones
-            among them; or names of some beside keeping and recomputing.
+        actions: ``"auto"`` and ``"whole"`` for whole layers, kept or recomputed;
+            ``"all"`` for all there are, lossy ones among them; or names of some beside
+            keeping and recomputing.
         means: What the session gives them.
 
     Raises:
@@ -82,7 +67,7 @@ def need_host(actions: str | Sequence[str]) -> bool:
 def _named(actions: str | Sequence[str]) -> list[Action]:
     """Return the actions of a word, or those of names as far as they are known."""
     if isinstance(actions, str) and actions in _WORDS:
-        return list(filter(partial(_is_of, _WORDS[actions]), _ACTIONS))
+        return [a for a in _ACTIONS if a.spec.name in _WORDS[actions]]
     if not isinstance(actions, Iterable):  # None, say
         raise _not_actions(actions)
     names = {*_WHOLE, *((actions,) if isinstance(actions, str) else actions)}
@@ -105,12 +90,6 @@ def _own(actions: Iterable[Action], means: Means) -> tuple[Action, ...]:
 def _is_possible(action: Action, means: Means) -> bool:
     """Whether a session has all that an action needs."""
     return means.host is not None or not action.spec.needs_host
-
-
-def _is_of(names: Sequence[str], action: Action) -> bool:
-    """Whether a menu has an action: one of its own, or an exact one registered."""
-    spec = action.spec
-    return spec.name in names or (spec.is_exact and spec.name not in _OWN)
 
 
 def menu_of(actions: Sequence[Action]) -> Menu:

@@ -10,12 +10,11 @@ from __future__ import annotations
 import contextlib
 import itertools
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NoReturn, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
 
-from mimose.exceptions import MimoseError
 from mimose.torch_private import (
     KERNEL_FLAGS,
     choose_attention,
@@ -31,39 +30,6 @@ _WITHOUT = frozenset(("cpu", "meta"))
 """Devices with no random state besides the CPU's."""
 
 # ------------------------------------------------------------------------ random state
-
-
-def refuse_unsaveable(device: torch.device) -> None:
-    """Make sure that a device's random state can be saved and put back.
-
-    Args:
-        device: The device; it is tried out, and left as it was.
-
-    Raises:
-        MimoseError: It cannot.
-    """
-    if device.type in _WITHOUT:
-        return
-
-    def refuse(why: str, error: BaseException | None = None) -> NoReturn:
-        msg = (
-            f"the random state of {device} cannot be saved and put back ({why}): "
-            f"layers with dropout would be recomputed with other numbers, and their "
-            f"gradients be wrong. Train on another device, or with a version of its "
-            f"backend whose module in torch has get_rng_state and set_rng_state"
-        )
-        raise MimoseError(msg) from error
-
-    try:
-        state = RandomState([device])
-        drawn = torch.rand(8, device=device)
-        state.restore()
-        is_same = torch.equal(drawn, torch.rand(8, device=device))
-        state.restore()
-    except (AttributeError, LookupError, TypeError, RuntimeError) as error:
-        refuse(f"{type(error).__name__}: {error}", error)
-    if not is_same:
-        refuse("with its state put back, it draws other numbers")
 
 
 def accelerators(tensors: Iterable[object]) -> tuple[torch.device, ...]:

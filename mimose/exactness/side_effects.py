@@ -245,17 +245,6 @@ class Generators:
 # ---------------------------------------------------------------------- the first call
 
 
-class Told(NamedTuple):
-    """What a first call has told."""
-
-    changed: list[TensorSlot]
-    """Places of the tensors that it changes."""
-    unclear: list[tuple[TensorSlot, torch.Tensor]]
-    """Those of which only an accelerator knows: flags, true where one has changed."""
-    impurity: str
-    """Why the layer may not run again; "" where it may."""
-
-
 class FirstCall:
     """One call of a layer, from before its forward: what it changes.
 
@@ -274,14 +263,19 @@ class FirstCall:
     def _count(self) -> list[int]:
         return list(map(version, self._weights.values()))
 
-    def tell(self) -> Told:
-        """Compare, when the forward has run."""
+    def changed(
+        self,
+    ) -> tuple[list[TensorSlot], list[tuple[TensorSlot, torch.Tensor]]]:
+        """Return what it has changed: see `SavedTensors.compare`."""
         changed, unclear = self.saved.compare(running_statistics(self._modules))
         self.saved.forget_others([*changed, *(slot for slot, _ in unclear)])
-        why = self._generators.why_impure()
+        return changed, unclear
+
+    def why_impure(self) -> str:
+        """Say why the layer may not run again; "" where it may."""
         if self._versions != self._count():
-            why = "its forward edits its own weights"
-        return Told(changed, unclear, why)
+            return "its forward edits its own weights"
+        return self._generators.why_impure()
 
 
 # ----------------------------------------------------------------- what a call is given

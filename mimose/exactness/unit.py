@@ -179,19 +179,19 @@ class Unit:
         Returns:
             Why it may not be recomputed; empty where it may.
         """
-        told = first.tell()
-        unclear = [slot for slot, _ in told.unclear]
-        known = {*self.slots, *told.changed}
+        changed, asked = first.changed()
+        unclear = [slot for slot, _ in asked]
+        known = {*self.slots, *changed}
         self._save({*known, *unclear})
         self.is_known = True
         self._findings.note_change()
 
-        def tell(changed: Sequence[bool]) -> None:
-            self._save({*known, *compress(unclear, changed)})
+        def tell(differ: Sequence[bool]) -> None:
+            self._save({*known, *compress(unclear, differ)})
 
-        if unclear:
-            self._answers.ask([flag for _, flag in told.unclear], tell)
-        return told.impurity
+        if asked:
+            self._answers.ask([flag for _, flag in asked], tell)
+        return first.why_impure()
 
     def _save(self, slots: Iterable[TensorSlot]) -> None:
         self.slots = tuple(slots)

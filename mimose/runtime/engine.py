@@ -23,7 +23,7 @@ from mimose.cost.model import CostModel, flops_of_a_byte
 from mimose.cost.problem import Memory
 from mimose.cost.series import kinds_of
 from mimose.distributed import Ranks, find_ranks, later_waits
-from mimose.exactness.context import refuse_unsaveable, settle_flags
+from mimose.exactness.context import settle_flags
 from mimose.exactness.findings import Findings
 from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.rollback import Rollback
@@ -160,7 +160,6 @@ class Engine:
         if options.agree == "auto":
             known = frozenset[int]() if ranks is None else ranks.waiting
             self.later_waits = later_waits(model, names, modules, known)
-        refuse_unsaveable(self.device)
         self.meter = meter = make_meter(options.meter, self.device)
         self.budget_bytes = self._budget(options.budget, meter)
         self.host_memory = None if options.host is None else options.host.memory

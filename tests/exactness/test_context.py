@@ -1,7 +1,6 @@
 """Random state of accelerators: saved with each call, and put back exactly."""
 
 import copy
-import types
 
 import pytest
 import torch
@@ -89,44 +88,3 @@ def test_a_layer_that_begins_to_draw_is_exact(toys, sim):
     assert [] == found
     assert 0 == session.summary().retries
     assert {} == session.summary().kept_units
-
-
-def _lacking(module):
-    return types.SimpleNamespace(get_rng_state=module.get_rng_state)
-
-
-def _raising(module):
-    def refuse(*_):
-        msg = "not on this backend"
-        raise NotImplementedError(msg)
-
-    return types.SimpleNamespace(
-        get_rng_state=refuse, set_rng_state=module.set_rng_state
-    )
-
-
-def _forgetting(module):
-    return types.SimpleNamespace(
-        get_rng_state=module.get_rng_state, set_rng_state=lambda *_: None
-    )
-
-
-@pytest.mark.sim
-@pytest.mark.parametrize(
-    ("backend", "why"),
-    [
-        (_lacking, "set_rng_state"),
-        (_raising, "not on this backend"),
-        (_forgetting, "other numbers"),
-    ],
-)
-def test_a_backend_without_random_state_is_refused(
-    toys, sim, monkeypatch, backend, why
-):
-    """Attaching says why, and what to do; nothing is left on the model."""
-    lame = backend(torch.sim)
-    monkeypatch.setattr(torch, "get_device_module", lambda *_: lame)
-    model = toys.chain(2).to(DEVICE)
-    with pytest.raises(mimose.MimoseError, match=why):
-        mimose.attach(model, "1GiB")
-    assert [] == toys.leftovers(model)
