@@ -21,7 +21,7 @@ from .problem import (
     Plan,
     PlanningProblem,
 )
-from .search import Search
+from .search import WIDE, Search
 from .timeline import fits, host_bytes, judge
 
 _LOGGER = logging.getLogger(__name__)
@@ -29,13 +29,9 @@ _LOGGER = logging.getLogger(__name__)
 # A plan may still come back over the budget by the solver's tolerance. The budget is
 # then lowered by twice that much, at most so often.
 _ATTEMPTS = 4
-_SAME_COST = 1e-9
 # HiGHS stops at absolute tolerances of 1e-6, so the largest number of a kind (bytes
 # held, cost) is put at this size.
 _SCALE = 1000.0
-_WIDTH = 4096
-_TIME_LIMIT_SECONDS = 10.0
-_TIME_LIMIT_REACHED = 1  # of the solver's status codes the one that is no answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,7 +50,7 @@ class Optimal:
 
     name: ClassVar[str] = "optimal"
 
-    time_limit_seconds: float = _TIME_LIMIT_SECONDS
+    time_limit_seconds: float = 10.0
     """When the solver has to stop. The best plan known by then is returned, with
     ``optimal=False``, and a warning is logged."""
 
@@ -78,7 +74,7 @@ class Optimal:
             InfeasibleBudgetError: No plan keeps the budget.
         """
         try:
-            walked = replace(Search(width=_WIDTH).plan(problem), planner=self.name)
+            walked = replace(Search(width=WIDE).plan(problem), planner=self.name)
         except InfeasibleBudgetError:
             if not np.count_nonzero(problem.host_bytes):
                 raise  # without the host the search is exact here
@@ -112,7 +108,7 @@ class Optimal:
             # The first answer, within the solver's tolerance, costs least.
             least_cost = min(least_cost, made.extra_cost)
             if fits(problem, choice):
-                same = math.isclose(made.extra_cost, least_cost, rel_tol=_SAME_COST)
+                same = math.isclose(made.extra_cost, least_cost)
                 return replace(made, optimal=proved and same)
             host = float(host_bytes(problem, choice))
             budget -= 2 * max(made.peak_bytes - problem.budget_bytes, 0.0)
@@ -180,7 +176,7 @@ def solve(
         ),
         options={"time_limit": time_limit_seconds, "mip_rel_gap": 0.0},
     )
-    proved = result.status != _TIME_LIMIT_REACHED
+    proved = result.status != 1  # the time limit
     if result.x is None:
         return None, proved
     taken = result.x[: problem.allowed.size].reshape(problem.allowed.shape)

@@ -12,7 +12,8 @@ from .timeline import fits, host_bytes, judge
 # little more than the budget, so that no plan is lost to rounding, then, should the
 # judge object, less than the budget by more than rounding.
 _BUDGET_FACTORS = (1 + 2.0**-38, 1 - 2.0**-38)
-_REFINED_WIDTH = 4096
+WIDE = 4096
+"""Walks that are carried on where there is time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,4 +88,4 @@ def refiner_of(planner: Planner) -> Planner | None:
     """
     if not isinstance(planner, Search):
         return None
-    return replace(planner, width=max(planner.width, _REFINED_WIDTH))
+    return replace(planner, width=max(planner.width, WIDE))
