@@ -301,7 +301,8 @@ class Given:
         """Take note of arguments, and of what the containers among them hold."""
         given = cls()
         for value in (*args, *kwargs.values()):
-            given.add(value)
+            if type(value) not in _PLAIN:
+                given.add(value)
         return given
 
     def add(self, value: Any) -> None:

@@ -91,20 +91,19 @@ def partial_masks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, 
     would have to wait to be told, so every mask there is one that may.
     """
     hiding = []
-    named = [(str(i), value, False) for i, value in enumerate(args)]
-    named += [(name, value, True) for name, value in kwargs.items()]
+    named: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
     while named:
-        name, value, has_name = named.pop()
+        name, value = named.pop()
         if isinstance(value, dict):
-            named += [(str(key), inner, True) for key, inner in value.items()]
+            named += value.items()
         elif isinstance(value, torch.Tensor) and (
             ("mask" in name and not value.dtype.is_floating_point and value.dim() <= 2)
-            if has_name
+            if isinstance(name, str)
             else value.dtype == torch.bool
         ):
             is_readable = value.device.type == "cpu" and not value.is_nested
             if not is_readable or not bool(value.all()):
-                hiding.append(name)
+                hiding.append(str(name))
     return tuple(sorted(hiding))
 
 

@@ -619,4 +619,6 @@ class RetainedOutputs:
 
     def live_bytes(self) -> int:
         """Return how much of it is still alive."""
+        if not self._held:
+            return 0
         return sum(n for ref, n in self._held.values() if ref() is not None)

@@ -427,9 +427,8 @@ class PredictionMeter(Meter):
         except OSError:
             return 0
 
-    def peak_bytes(self) -> int:
-        """Return what is held now: no peak is known."""
-        return self.live_bytes()
+    peak_bytes = live_bytes
+    """No peak is known."""
 
     def reset_peak(self) -> None:
         """Do nothing: there is no peak to reset."""

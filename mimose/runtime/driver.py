@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from mimose.cost.problem import Memory
 from mimose.distributed import Ranks, is_told_alone
@@ -204,7 +204,7 @@ class Driver:
     def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
         began = time.perf_counter()
         engine = self._engine
-        if engine.later_waits is not None:
+        if engine.later_waits is not None and distributed.is_initialized():
             engine.later_waits()
         window = self._steps.begin() or self._new_window()
         if self._calls.renew():
@@ -319,9 +319,12 @@ class Driver:
         if self._calls.is_counting:
             self._calls.note_calls()
         calls = tuple(map(_CALLS, self._calls.units))
-        facts = window.planned or step.facts
-        ran = self._policy.as_ran(facts, step.decision, calls, step.part)
-        step.note_ran(ran)
+        ran: Decision | None = step.decision
+        chosen = step.decision.chosen
+        if chosen is not None and (chosen.between or calls != chosen.calls):
+            facts = window.planned or step.facts
+            ran = self._policy.as_ran(facts, step.decision, calls, step.part)
+            step.note_ran(ran)
         self._steps.forward_ended(step, output, calls)
         if trace is not None and trace.spoilt:
             step.withdraw(trace.spoilt)

@@ -157,7 +157,7 @@ class Engine:
         settle_flags(self.device)
         self.ranks, self.later_waits = ranks, None
         names, modules = [name for name, _ in found], [module for _, module in found]
-        if options.agree == "auto":
+        if options.agree == "auto" and distributed.is_available():
             known = frozenset[int]() if ranks is None else ranks.waiting
             self.later_waits = later_waits(model, names, modules, known)
         self.meter = meter = make_meter(options.meter, self.device)

@@ -54,14 +54,38 @@ def learn(engine: Engine, outcome: StepOutcome) -> None:
         engine: The session's parts.
         outcome: Of a step whose backward has run to its end.
     """
-    if not outcome.is_shared:
-        start = outcome.records[-1].start_bytes
-        headroom = engine.footprint.level_budget(start) - start
-        if outcome.sample is not None:
-            _teach(engine, outcome, outcome.sample, headroom)
-        _observe(engine, outcome, headroom)
     for record in outcome.records:
         engine.records.close(record)
+    if outcome.is_shared:
+        return
+    record = outcome.records[-1]
+    growth, is_over = record.observed_growth_bytes, record.is_over
+    headroom = engine.footprint.level_budget(record.start_bytes) - record.start_bytes
+    if outcome.sample is not None:
+        _teach(engine, outcome, outcome.sample, headroom)
+    if growth is not None:
+        engine.footprint.observe()
+    if is_over and engine.plans:
+        _note_over(engine, record)
+    engine.policy.absorb(
+        outcome.facts,
+        outcome.decision,
+        growth,
+        headroom_bytes=headroom,
+        is_over=is_over,
+    )
+
+
+def _note_over(engine: Engine, record: StepRecord) -> None:
+    engine.policy.distrust_plans()
+    _log.warning(
+        "mimose: step %d reached %s, over the budget of %s (phase %s, %s)",
+        record.step,
+        format_bytes(record.highest_bytes or 0),
+        format_bytes(record.budget_bytes),
+        record.phase,
+        dict(record.shape),
+    )
 
 
 def _teach(
@@ -92,28 +116,3 @@ def _teach(
         state = float(engine.optimizers.state_bytes)
         peak = outcome.peak_bytes
         engine.policy.least_peaks.add(outcome.facts, peak, growth, state)
-
-
-def _observe(engine: Engine, outcome: StepOutcome, headroom: float) -> None:
-    """Let the footprint, and the policy, know of a step's growth."""
-    record = outcome.records[-1]
-    is_over, growth = record.is_over, record.observed_growth_bytes
-    if growth is not None:
-        engine.footprint.observe()
-    if is_over and engine.plans:
-        engine.policy.distrust_plans()
-        _log.warning(
-            "mimose: step %d reached %s, over the budget of %s (phase %s, %s)",
-            record.step,
-            format_bytes(record.highest_bytes or 0),
-            format_bytes(record.budget_bytes),
-            record.phase,
-            dict(record.shape),
-        )
-    engine.policy.absorb(
-        outcome.facts,
-        outcome.decision,
-        growth,
-        headroom_bytes=headroom,
-        is_over=is_over,
-    )

@@ -84,6 +84,7 @@ class Window:
         carried: The outputs of the step before, which it begins with.
 
     Attributes:
+        carried: The same.
         carried_bytes: Of these, still held as it began.
         released_bytes: Of these, gone as its backward began.
         steps: Its forwards, those that have ended.
@@ -104,8 +105,8 @@ class Window:
 
     def __init__(self, memory: Memory, carried: RetainedOutputs | None = None) -> None:
         self.memory = memory
-        self._carried = carried or RetainedOutputs([])
-        self.carried_bytes = self._carried.live_bytes()
+        self.carried = carried or RetainedOutputs([])
+        self.carried_bytes = self.carried.live_bytes()
         self.released_bytes = 0
         self.steps: list[Step] = []
         self.parts: list[StepInput] = []
@@ -154,12 +155,6 @@ class Window:
         if self.trace is not None:
             self.trace.close()
             self.trace = None
-
-    def begin_backward(self) -> None:
-        """Take note of its first gradient, and what has gone of the outputs before."""
-        self.is_running = True
-        if self.carried_bytes and not self.is_closed:
-            self.released_bytes = self.carried_bytes - self._carried.live_bytes()
 
 
 class Step:
@@ -394,26 +389,6 @@ class Step:
         )
 
 
-class _Gradient:
-    """The hook that only the outputs' graph refers to: Note: [The end of backward].
-
-    Args:
-        steps: All steps.
-        step: The one whose outputs are hooked.
-    """
-
-    __slots__ = ("__weakref__", "_step", "_steps")
-
-    def __init__(self, steps: Steps, step: Step) -> None:
-        self._steps = steps
-        self._step = step
-
-    def __call__(self, _: torch.Tensor) -> None:
-        """Take note of a gradient."""
-        if self._step.stage is not Stage.BACKWARD:
-            self._steps.begin_backward(self._step)
-
-
 class Steps:
     """The steps whose backward may still come, each followed to its outcome.
 
@@ -455,7 +430,7 @@ class Steps:
             The window that the forward is part of; None where it begins one.
         """
         self._wall_of = None
-        is_inside = is_in_backward()
+        is_inside = current_graph_task() != NO_GRAPH_TASK
         self.is_shared = is_inside or self.n_begun < self._shared_until
         if self._answers.asked:  # by a step without a backward
             self._answers.read()
@@ -504,7 +479,8 @@ class Steps:
         if window.trace is not None:
             step.keep_events()
         tensors = list(tensors_in(output))
-        graph, is_waiting = _Gradient(self, step), False
+        # Only the outputs' graph refers to this hook: Note: [The end of backward].
+        graph, is_waiting = partial(self._note_gradient, step), False
         for tensor in tensors:
             if tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(graph)  # type: ignore[no-untyped-call]
@@ -564,14 +540,16 @@ class Steps:
 
     # ------------------------------------------------------------------ backward
 
-    def begin_backward(self, step: Step) -> None:
-        """Take note of the first gradient of a forward, closed or not."""
+    def _note_gradient(self, step: Step, _: torch.Tensor) -> None:
+        """Take note of a gradient of a forward's outputs, closed or not."""
         window = step.window
         if step.stage is Stage.WAITING:
             step.stage = Stage.BACKWARD
         if window.is_running or self._is_finished:
             return
-        window.begin_backward()
+        window.is_running = True
+        if window.carried_bytes and not window.is_closed:
+            window.released_bytes = window.carried_bytes - window.carried.live_bytes()
         if self._window is window:
             self._window = None
         if step.has_wall:
@@ -585,11 +563,21 @@ class Steps:
         if not window.is_running:  # the session was detached meanwhile
             return
         window.is_running = False
+        level = window.peak_bytes
         if window.trace is not None:
             window.trace.end()
+            level = max(level, window.trace.peak_bytes)
         self._wall_of = None
         self._footprint.drop_wall()
-        self._note_peaks(window, self._footprint.fold())
+        peaks = self._footprint.fold()
+        if level > peaks.level_bytes:
+            self._footprint.note_level(level)
+            peaks = peaks._replace(level_bytes=level)
+        window.peak_bytes = peaks.level_bytes
+        if self._engine.meter.reads_peak:
+            window.peaks = peaks
+        if len(self.open) > len(window.steps):
+            self.note_peak(peaks.level_bytes)
         if self._answers.asked:
             self._answers.read()
         if window.is_closed:
@@ -601,19 +589,6 @@ class Steps:
         if len(window.steps) > 1:
             self._part_with_others(window)
         self._close_window(window)
-
-    def _note_peaks(self, window: Window, peaks: Peaks) -> None:
-        """Take in what was read at the end of a backward, and in its trace."""
-        read = 0 if window.trace is None else window.trace.peak_bytes
-        level = max(peaks.level_bytes, read, window.peak_bytes)
-        if level > peaks.level_bytes:
-            self._footprint.note_level(level)
-            peaks = peaks._replace(level_bytes=level)
-        window.peak_bytes = level
-        if self._engine.meter.reads_peak:
-            window.peaks = peaks
-        if len(self.open) > len(window.steps):
-            self.note_peak(level)
 
     def _part_with_others(self, window: Window) -> None:
         """Let forwards go that the backward did not go through.
@@ -632,7 +607,8 @@ class Steps:
         self._close_dead()
 
     def _close_window(self, window: Window) -> None:
-        last, facts = window.steps[-1], joined(window.parts)
+        last, parts = window.steps[-1], window.parts
+        facts = parts[0] if len(parts) == 1 else joined(parts)
         if window.is_left:
             self._shared_until = self.n_begun + _SHARED_STEPS
         elif self._engine.plans:
