@@ -54,8 +54,6 @@ class Decision:
     flops: tuple[int, ...] = ()
     """Recomputed by each layer call under the plan, as far as they are known."""
     cache_hit: bool = False
-    released_bytes: float = 0.0
-    """Outputs of the last step that were taken to go in this one."""
     is_measured: bool = False
     """Whether the boundaries are read although there is a plan."""
     is_whole: bool = False
@@ -170,7 +168,12 @@ class Plans:
         return spare <= most or cached.keeps_all
 
     def make(
-        self, facts: StepInput, memory: Memory, usable_bytes: float, share: float = 1.0
+        self,
+        facts: StepInput,
+        memory: Memory,
+        usable_bytes: float,
+        share: float = 1.0,
+        planner: Planner | None = None,
     ) -> CachedPlan:
         """Make a plan.
 
@@ -179,21 +182,12 @@ class Plans:
             memory: What is held, and the budget.
             usable_bytes: The level that predictions may reach: the margin is taken off.
             share: How much of the way from the safest plan to that it may go.
+            planner: Another one than the usual.
 
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
         """
-        return self._make(self._planner, facts, memory, usable_bytes, share)
-
-    def _make(
-        self,
-        planner: Planner,
-        facts: StepInput,
-        memory: Memory,
-        usable_bytes: float,
-        share: float = 1.0,
-    ) -> CachedPlan:
-        model = self._learner.model
+        model, planner = self._learner.model, planner or self._planner
         problem = fill_problem(model, facts, memory, usable_bytes)
         if share < 1.0:
             problem = _tightened(problem, share)
@@ -233,22 +227,19 @@ class Plans:
             self._cache.setdefault(_key(facts), made)
         if self._refiner is None or made.plan.optimal or made.keeps_all:
             return
-        refine = partial(self._refine, self._refiner, facts, made, memory, usable_bytes)
+        refine = partial(self._refine, facts, made, memory, usable_bytes)
         self._learner.worker.submit(Lane.REFINE, _key(facts), refine)
 
     def _refine(
-        self,
-        refiner: Planner,
-        facts: StepInput,
-        made: CachedPlan,
-        memory: Memory,
-        usable_bytes: float,
+        self, facts: StepInput, made: CachedPlan, memory: Memory, usable_bytes: float
     ) -> None:
         key, model = _key(facts), self._learner.model
-        if made.version < model.valid_since or facts.context not in model.patterns:
+        with self._lock:
+            is_in_use = self._cache.get(key) is made
+        if not is_in_use or doubt(model, facts):
             return
         try:
-            refined = self._make(refiner, facts, memory, usable_bytes)
+            refined = self.make(facts, memory, usable_bytes, planner=self._refiner)
         except InfeasibleBudgetError:
             return  # more was learned since, and the plan is not good any more
         is_dearer = refined.plan.extra_cost > made.plan.extra_cost
@@ -279,11 +270,13 @@ class Plans:
         if doubt(self._learner.model, facts):
             return
         try:
-            made = self._make(self._planner, facts, memory, usable)
+            made = self.make(facts, memory, usable)
         except InfeasibleBudgetError:
             return  # its step says so, with the numbers of its day
         with self._lock:
-            self._cache[_key(facts)] = replace(made, is_ahead=True)
+            found = self._cache.get(_key(facts))
+            if found is None or not self._is_good(found, memory):
+                self._cache[_key(facts)] = replace(made, is_ahead=True)
 
 
 def best_plan(

@@ -456,5 +456,4 @@ def _decision(made: CachedPlan, memory: Memory, *, cache_hit: bool = False) -> D
         made.growth.bytes(memory.released_bytes),
         made.flops,
         cache_hit,
-        memory.released_bytes,
     )
