@@ -31,8 +31,8 @@ def test_a_budget_that_cannot_hold_is_an_error_at_the_start(toys):
     """Before that batch comes, in a step of a shape that fits; with the numbers."""
     with toys.counting() as meter:
         model, session = _attach(toys, meter, 210)
-        session.expect({"x.0": n_rows} for n_rows in (30, 260, 100))
-        with pytest.raises(mimose.InfeasibleBudgetError, match=r"x\.0 = 260") as error:
+        session.expect({"x.0": n_rows} for n_rows in (30, 248, 100))
+        with pytest.raises(mimose.InfeasibleBudgetError, match=r"x\.0 = 248") as error:
             _run(toys, session, model)
         assert 3 <= len(session.records) < len(LENGTHS)
         assert error.value.least_peak_bytes > error.value.budget_bytes
@@ -43,10 +43,10 @@ def test_or_a_warning_and_training_goes_on(toys, caplog):
     """Under on_infeasible="warn", once."""
     with toys.counting() as meter:
         model, session = _attach(toys, meter, 210, on_infeasible="warn")
-        session.expect([{"x.0": 260}])
+        session.expect([{"x.0": 248}])
         with caplog.at_level(logging.WARNING, logger="mimose"):
             _run(toys, session, model)
-        assert 1 == sum("x.0 = 260" in r.getMessage() for r in caplog.records)
+        assert 1 == sum("x.0 = 248" in r.getMessage() for r in caplog.records)
         assert len(LENGTHS) == len(session.records)
         session.detach()
 
@@ -71,7 +71,7 @@ def test_names_are_looked_at(toys, caplog):
     """At once where the model's are known; else with the second step, as a warning."""
     with toys.counting() as meter:
         model, session = _attach(toys, meter, 210)
-        session.expect([{"y.0": 260}])
+        session.expect([{"y.0": 248}])
         with caplog.at_level(logging.WARNING, logger="mimose"):
             _run(toys, session, model)
         (said,) = [r.getMessage() for r in caplog.records if "expect" in r.getMessage()]
@@ -79,7 +79,7 @@ def test_names_are_looked_at(toys, caplog):
         assert session.summary().largest_to_come is None
         session.expect([{"x.0": 100}])
         with pytest.raises(mimose.MimoseError, match=r"no size is called 'y\.0'"):
-            session.expect([{"y.0": 260}])
+            session.expect([{"y.0": 248}])
         assert {"x.0": 100} == session.summary().largest_to_come
         session.detach()
 
