@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from torch import distributed, nn
-
-from mimose.near_names import near_names
 
 _GONE = {
     "round_to": "round the sizes of your batches where they are made",
@@ -39,7 +38,7 @@ def layers_of(
             raise TypeError(msg)
         if name != "units":
             known = set(inspect.signature(attach).parameters)
-            near = near_names(name, known - {"others"})
+            near = difflib.get_close_matches(name, known - {"others"})
             hint = f"; did you mean {' or '.join(near)}?" if near else ""
             msg = f"attach has no argument {name!r}{hint}"
             raise TypeError(msg)

@@ -38,7 +38,7 @@ from mimose.inputs.sharding import (
     refuse_unplannable,
     sharding,
 )
-from mimose.inputs.sizes import Table
+from mimose.inputs.sizes import SizeTable
 from mimose.memory.meters import BasicMeter, Meter
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, make_planner
 from mimose.predictors import Estimator, check_estimator
@@ -506,7 +506,7 @@ class Session:
 
     def _asked(
         self, shape: Mapping[str, int] | None
-    ) -> tuple[StepInput, Table, Memory]:
+    ) -> tuple[StepInput, SizeTable, Memory]:
         last, memory = self._engine.told.last, self._engine.told.memory
         if last is None:
             msg = "no step was run yet, so no shape is known; train a step first"

@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import difflib
 import importlib.metadata
 import inspect
 import io
@@ -33,7 +34,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
 
 from mimose.exceptions import MimoseError
-from mimose.near_names import near_names
 from mimose.report.columns import named, terminal_width, wrapped
 from mimose.usage import UsageError, at_least_one, names, need, positive, seed, shares
 
@@ -380,7 +380,11 @@ def _strategies(chosen: Sequence[str] | None) -> tuple[str, ...]:
     strategies = tuple(dict.fromkeys(["none", *(chosen or STRATEGIES)]))
     unknown = [name for name in strategies if name not in STRATEGIES]
     if unknown:
-        meant = [near for name in unknown for near in near_names(name, STRATEGIES)]
+        meant = [
+            near
+            for name in unknown
+            for near in difflib.get_close_matches(name, STRATEGIES)
+        ]
         advice = f"choose of {', '.join(STRATEGIES)}"
         if meant:
             advice = f"did you mean {', '.join(meant)}?"

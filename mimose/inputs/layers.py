@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TypeAlias
@@ -11,7 +12,6 @@ from torch import nn
 
 from mimose.exceptions import CheckpointingConflictError, MimoseError, NoUnitsError
 from mimose.inputs.compiled import wrappers
-from mimose.near_names import near_names
 from mimose.torch_private import CHECKPOINT_WRAPPED, submodules_of
 
 Predicate: TypeAlias = Callable[..., bool]
@@ -183,7 +183,7 @@ def _by_item(model: nn.Module, item: object) -> list[Named]:
         return [(n, m) for n, m in model.named_modules() if isinstance(m, kind)]
     modules = dict(model.named_modules())
     if not isinstance(item, str) or item not in modules:
-        msg = f"units: {_why_not(model, modules, item)}"
+        msg = f"layers: {_why_not(model, modules, item)}"
         raise NoUnitsError(msg)
     module = modules[item]
     if isinstance(module, nn.ModuleList):
@@ -209,13 +209,12 @@ def _why_not(model: nn.Module, modules: Mapping[str, nn.Module], item: object) -
         return f"{here}: {list_name} has {len(parent)} elements, and means all of them"
     classes = {type(module).__name__ for module in modules.values()}
     if item in classes:
-        return f"{here}, but a class is: pass the class itself, units={item}"
-    near = near_names(item, modules)
-    near = near or [f"the class {name}" for name in near_names(item, classes)]
+        return f"{here}, but a class is: pass the class itself, layers={item}"
+    near = difflib.get_close_matches(item, [*modules, *classes])
     if near:
         return f"{here}; did you mean {' or '.join(near)}?"
     found = [name for name, _ in _outermost(model, _discover(model))]
-    by_itself = f" (without units= it is {found[0]}, ...)" if found else ""
+    by_itself = f" (without layers= it is {found[0]}, ...)" if found else ""
     return f"{here}; print(model) shows the names that there are{by_itself}"
 
 

@@ -25,6 +25,7 @@ there is nothing to zero, and has logged before.
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
 import weakref
@@ -39,7 +40,6 @@ from mimose.inputs.compiled import WHY_NOT_WHOLE
 from mimose.inputs.layers import find_units
 from mimose.inputs.patch import Patch
 from mimose.integrations.base import SessionCallback
-from mimose.near_names import near_names
 from mimose.runtime.retry import Repeats, TrainersStep
 
 _log = logging.getLogger(__name__)
@@ -268,7 +268,7 @@ class _Scout(Patch):
 def _module_named(whole: nn.Module, name: str) -> nn.Module:
     modules: dict[str, nn.Module] = dict(whole.named_modules())
     if name not in modules:
-        near = near_names(name, modules)
+        near = difflib.get_close_matches(name, modules)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
         msg = f"module: no module named {name!r} in {type(whole).__name__}{hint}"
         raise MimoseError(msg)

@@ -17,7 +17,7 @@ from mimose.exactness.side_effects import Given
 from mimose.exceptions import MimoseError
 from mimose.inputs.patch import Patch, hidden, is_traced
 from mimose.inputs.sharding import after_hooks, is_sharded
-from mimose.inputs.sizes import SizeTable, Table
+from mimose.inputs.sizes import SizeTable
 from mimose.memory.out_of_memory import asked_bytes
 from mimose.policy.plans import Decision
 from mimose.policy.windows import SEVERAL_BACKWARDS
@@ -108,7 +108,7 @@ class Driver:
         self._safest_once = False
         self.plans = engine.plans
         self.is_running = False
-        self.last: tuple[StepInput, Table] | None = None
+        self.last: tuple[StepInput, SizeTable] | None = None
         self.loss = LossChoice(engine.budget_bytes)
 
     # ------------------------------------------------------------------ the root

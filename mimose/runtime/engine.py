@@ -36,7 +36,7 @@ from mimose.inputs.layers import UnitsSpec, find_units, refuse_other_checkpointi
 from mimose.inputs.patch import Patch
 from mimose.inputs.placement import only_device
 from mimose.inputs.sharding import communicates
-from mimose.inputs.sizes import Table
+from mimose.inputs.sizes import SizeTable
 from mimose.memory.meters import BasicMeter, Meter, make_meter
 from mimose.memory.optimizer import OptimizerWatch
 from mimose.memory.wall import make_footprint
@@ -115,7 +115,7 @@ def make_engine(model: nn.Module, options: Options) -> Engine:
 class Told(NamedTuple):
     """What the parts that hold the model tell; kept when the session has ended."""
 
-    last: tuple[StepInput, Table] | None
+    last: tuple[StepInput, SizeTable] | None
     """What was run last, with the names of its sizes; None before."""
     memory: Memory | None
     """What is held, as if a step began; None before the first."""

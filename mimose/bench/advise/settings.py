@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mimose.bench.advise.methods import DTYPES, METHODS, OPTIMIZERS
 from mimose.bench.device import need_device
-from mimose.near_names import near_names
 from mimose.usage import UsageError
 
 
@@ -49,6 +49,6 @@ class Settings:
 
 def _need_known(what: str, given: Sequence[str], known: Sequence[str]) -> None:
     for name in set(given) - set(known):
-        choices = ", ".join(near_names(name, known) or known)
+        choices = ", ".join(difflib.get_close_matches(name, known) or known)
         msg = f"no {what} is called {name}; did you mean {choices}?"
         raise UsageError(msg)
