@@ -321,8 +321,8 @@ class Fit:
 
     @property
     def is_settled(self) -> bool:
-        """Whether two shapes more than there are terms bear an exact fit out."""
-        return self.is_exact and self._n_spare > 1
+        """Whether an exact fit has two shapes to spare, or four in all."""
+        return self.is_exact and (self._n_spare > 1 or self.n_shapes > 3)
 
     def is_trusted(self, scale: float) -> bool:
         """Whether it may speak of shapes that were not measured.
