@@ -30,8 +30,6 @@ from .throughput import r2_score
 
 Floats: TypeAlias = NDArray[np.float64]
 Sizes: TypeAlias = tuple[int, ...]
-Readings: TypeAlias = Mapping[Sizes, Sequence[float]]
-"""By shape."""
 
 EXACT = 1e-9
 """Share of the largest value by which an exact fit may be off."""
@@ -273,7 +271,12 @@ class Fit:
     """
 
     def __init__(
-        self, estimator: Estimator, readings: Readings, noise: float, *, is_peak: bool
+        self,
+        estimator: Estimator,
+        readings: Mapping[Sizes, Sequence[float]],
+        noise: float,
+        *,
+        is_peak: bool,
     ) -> None:
         shapes = tuple(readings)
         self._first, self._roles = shapes[0], _roles(shapes)
