@@ -29,9 +29,9 @@ nitpick_ignore_regex = [
         r"(torch|nn|np|numpy|abc|os|pathlib|collections|typing|sklearn|lightning|"
         r"transformers|trainer_callback)\..*",
     ),
-    (r"py:class", r"mimose\.planners\.errors\..*"),
-    (r"py:class", r"(mimose\.session\._Batch|_Own)"),
-    (r"py:.*", r"(ArrayLike|Floats|Samples|Monomial|Tokenizer|NotFittedError)"),
+    (r"py:class", r"mimose\.planners\.problem\..*"),
+    (r"py:class", r"mimose\.session\._Batch"),
+    (r"py:.*", r"(ArrayLike|Floats|Sizes|Tokenizer)"),
     (r"py:class", r".*(NDArray|FloatArray|BoolArray|IntArray|UnitsSpec|Phase)\b.*"),
 ]
 
