@@ -148,8 +148,8 @@ class Comparison:
         self, *, is_other: bool, is_unsteady: bool, may_be_unsteady: bool
     ) -> None:
         unit = self._unit
-        was_doubted = unit.is_doubted
-        unit.note_compared(is_doubted=False)
+        was_doubted, unit.is_doubted = unit.is_doubted, False
+        unit.is_compared = not is_other or is_unsteady or may_be_unsteady
         if is_unsteady:
             unit.note_inexact(
                 "two recomputations from the same state differ, for its kernels are "

@@ -121,7 +121,7 @@ class State:
             return
         for place, tensor in enumerate(tensors_in(value)):
             self.has_graph = self.has_graph or tensor.grad_fn is not None
-            if tensor.grad_fn is not None and "_parameters" in copied:
+            if tensor.grad_fn is not None and "training" in copied:  # a module's
                 self.trouble = f"its attribute {name!r} holds a tensor with a graph"
                 copied[name] = _WITH_GRAPH
             elif tensor.is_inference():
