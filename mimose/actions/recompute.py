@@ -54,6 +54,7 @@ from mimose.worker import lock
 _TENSORS = frozenset((torch.Tensor, nn.Parameter))
 _PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
 _INFERENCE = "a tensor that it is handed was made under torch.inference_mode()"
+_EDITS_INPUT = "it edits its own input in place"
 _INPUT_EDITED = "its input was edited in place before its backward"
 _OTHER_TENSORS = "recomputing it gave other tensors"
 
@@ -114,6 +115,8 @@ class Recompute:
         if comparison is not None:
             comparison.take(output)
             why = why or self._code_in(call, output, region.began)
+            if inputs.are_edited:
+                why = _EDITS_INPUT
         call.notes.note_read(unit, inputs.given)
         if why:  # at once: whatever becomes of this forward, the next knows
             unit.keep(why)
