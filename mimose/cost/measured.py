@@ -5,10 +5,10 @@ What a layer holds, and how far it rises, is learned from every measured step. W
 between the layers, and what backwards leave, is learned from steps that recompute all:
 there every input of a layer is held from its forward to its backward, whoever made it.
 A kept layer may let go of its input (under autocast BERT's saves a copy of it alone).
-So gaps behind layers that were kept are learned, too, by the layer's action, and how
-much less they leave is held less by the layer. Else BERT-large's peaks were predicted
-7% too high. What goes later than that, or only if all of several layers are kept (a
-mask, a position bias), is counted longer than it is held: 1% of T5-large.
+So what the level says of a kept layer from its entry to the next one's, beyond what was
+counted of both, is learned, too. What goes later than that, or only if all of several
+layers are kept (a mask, a position bias), is counted longer than it is held: 1% of
+T5-large.
 
 Note: [Copies]
 Within a context autocast casts each trained weight once and keeps the copy. A kept
@@ -18,7 +18,7 @@ makes others. By Note: [Least] all copies are in the gaps, and all go with the c
 So where a plan is judged, what kept layers hold was counted twice until then
 (`mimose.cost.problem`). Where the context ends behind the root, that is in the midst of
 the loss. How far this rises is counted from where all copies have gone; a step tells it
-where it rises at all, for else it may have been lower, and gone by, before they went.
+where it rises at all, and else that it is no more than the copies that went.
 Of BERT-large copies are a twentieth of the growth, of T5-large a tenth.
 """
 
@@ -33,6 +33,7 @@ from mimose.cost.model import (
     Key,
     backward_key,
     backward_sizes,
+    beyond_key,
     gap_key,
     head_key,
     numbers,
@@ -89,7 +90,7 @@ def with_step(
     if ran_least(model, events):
         taken.add_rest(ran, events, sample, released_bytes, model.kinds["net"].noise)
     else:
-        taken.add_gaps_behind(ran, events, sample.gaps, model.menu.least)
+        taken.add_beyond(model, ran, events, sample)
     if sample.copies_end == "loss" and sample.loss is not None:
         gone = model.copies_gone(ran, [event.action for event in events])
         taken.add_rise(sample.loss, released_bytes, gone, model.kinds["net"].noise)
@@ -202,19 +203,46 @@ class _Readings:
             loss = _with_released(sample.loss, released_bytes, noise_bytes)
             self._add_segment(head_key(facts, "loss"), loss)
 
-    def add_gaps_behind(
+    def add_beyond(
         self,
+        model: CostModel,
         ran: Sequence[Event],
         events: Sequence[Measured],
-        gaps: Sequence[SegmentSample],
-        least: str,
+        sample: StepSample,
     ) -> None:
-        """Sort the gaps behind layers by what these were run under: Note: [Least]."""
-        pairs = zip(gaps_of(ran)[1:], events, gaps[1:], strict=False)
-        for pair, event, gap in pairs:
-            if pair[0] and event.action != least:
-                key = "net", *gap_key(self._facts, pair), event.action
-                self._add(key, self._facts.sizes, gap.net_bytes)
+        """Sort what layers that were kept hold beyond what was counted: Note: [Least].
+
+        Args:
+            model: Knows what was counted, and what gaps leave where all is recomputed.
+            ran: The events, as they ran.
+            events: What was measured of each.
+            sample: What their segments say.
+        """
+        facts, around = self._facts, around_of(ran)
+        keys = [
+            *(gap_key(facts, pair) for pair in gaps_of(ran)),
+            head_key(facts, "head"),
+        ]
+        segments = [*sample.gaps, sample.head]
+        copied = sum(map(model.copied_bytes, ran))
+        gone = model.copies_gone(ran, [event.action for event in events])
+        for at, event in enumerate(events):
+            net, action = segments[at + 1].net_bytes, event.action
+            is_last = at + 1 == len(events)
+            if net is None or not model.keeps_copies(action):
+                continue
+            if not (around[at][1] or is_last):
+                continue  # what is behind it is another forward
+            family, sizes = ran[at].family, numbers(event.sizes)
+            if action not in event.held_bytes:  # then the segment has all of it
+                net -= model.exact(family, "held", action).predict(sizes)
+            net -= model.net(*keys[at + 1]).predict(facts.sizes)
+            if is_last and sample.copies_end == "head":
+                net -= copied - gone
+            elif sample.copies_end:
+                net += model.copied_bytes(ran[at])
+            key = "net", *beyond_key(family, around[at]), action
+            self._add(key, sizes, net)
 
     def add_rise(
         self,
@@ -225,9 +253,11 @@ class _Readings:
     ) -> None:
         """Take in how far a loss rises once all copies have gone: Note: [Copies]."""
         excess = _with_released(loss, released_bytes, noise_bytes).excess_bytes
-        if excess is not None and excess > noise_bytes:
-            key = "excess", *head_key(self._facts, "rise")
-            self._add(key, self._facts.sizes, excess + gone_bytes)
+        if excess is not None:
+            names = ["at most"] if excess <= noise_bytes else ["at most", "rise"]
+            for name in names:
+                key = "excess", *head_key(self._facts, name)
+                self._add(key, self._facts.sizes, excess + gone_bytes)
 
     def _add_segment(self, key: Key, sample: SegmentSample) -> None:
         self._add(("net", *key), self._facts.sizes, sample.net_bytes)

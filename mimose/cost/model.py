@@ -307,6 +307,11 @@ def backward_sizes(facts: StepInput, own: Sizes, around: Around) -> Sizes:
     return own if around[0] else facts.sizes
 
 
+def beyond_key(family: str, around: Around) -> Key:
+    """Name the series of what a kept layer holds beyond what was counted."""
+    return family, "beyond", around
+
+
 def gap_key(facts: StepInput, pair: Around) -> Key:
     """Name a gap's series; where gradients went, their memory is used again."""
     return facts.structure, "gap", *pair, facts.has_gradients

@@ -6,6 +6,7 @@ And what a plan comes to at exact sizes: its growth, and the FLOPs that it adds.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -17,6 +18,7 @@ from mimose.cost.model import (
     CostModel,
     backward_key,
     backward_sizes,
+    beyond_key,
     gap_key,
     head_key,
 )
@@ -120,8 +122,6 @@ class _Layer:
     around: Around
     sizes: Sizes
     """Its own."""
-    copies_end: str
-    """Where copies of weights go, if they go before the backward."""
 
     @property
     def behind(self) -> Sizes:
@@ -220,19 +220,14 @@ class _Layer:
             on_host = self.model.exact(family, "host", spec.name)
             needs_all = spec.needs_host and bool(on_host.doubt(self.sizes))
             host.append(held[0] if needs_all else on_host.predict(self.sizes))
-        held = [own + self._let_go(a) for a, own in zip(menu.names, held, strict=True)]
+        held = [own + self._beyond(a) for a, own in zip(menu.names, held, strict=True)]
         return np.array((held, forward, backward, cost, host))
 
-    def _let_go(self, action: str) -> float:
-        """Return what the level falls by behind a layer's forward: Note: [Least]."""
-        key = gap_key(self.facts, (self.event.family, *self.around[1:]))
-        own, sizes = self.model.net(*key, action), self.facts.sizes
-        if not self.around[1] or own.doubt(sizes):
-            return 0.0
-        copied = self.model.copied_bytes(self.event) if self.copies_end else 0.0
-        return min(
-            0.0, own.predict(sizes) + copied - self.model.net(*key).predict(sizes)
-        )
+    def _beyond(self, action: str) -> float:
+        """Return what it holds beyond what was counted: Note: [Least]."""
+        key = beyond_key(self.event.family, self.around)
+        told = self.model.net(*key, action)
+        return 0.0 if told.doubt(self.sizes) else told.predict(self.sizes)
 
     def _cost(self, spec: ActionSpec, freed_bytes: float) -> float:
         """Return what an action costs, in FLOPs: those it runs, and bytes as FLOPs."""
@@ -257,9 +252,7 @@ def _layers(model: CostModel, facts: StepInput, pattern: Pattern) -> list[_Layer
     """Return what is known of each class of a pattern's events."""
     own = pattern.own_sizes(facts.sizes)
     return [
-        _Layer(
-            model, facts, pattern.events[index], around, own[index], pattern.copies_end
-        )
+        _Layer(model, facts, pattern.events[index], around, own[index])
         for index, around in pattern.layout.classes
     ]
 
@@ -304,6 +297,9 @@ def _head(model: CostModel, facts: StepInput, pattern: Pattern) -> _Head:
     net, rise = model.net(*head).predict(sizes), model.excess(*loss).predict(sizes)
     told = model.excess(*head_key(facts, "rise"))
     late = rise + sum({e.unit: model.copied_bytes(e) for e in pattern.events}.values())
+    # As long as few steps have shown it, it is no more than at a larger shape.
+    at_most = model.excess(*head_key(facts, "at most"))
+    late = min(late, *at_most.read_where(sizes, operator.ge), late)
     if not told.doubt(sizes):
         late = min(late, told.predict(sizes))
     return _Head(

@@ -161,8 +161,9 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
-    """Whether autocast would keep a copy of it: a leaf that is trained, and no view."""
-    return tensor.is_leaf and tensor.requires_grad and tensor.dtype == torch.float32
+    """Whether autocast would keep a copy of it; what is given may be a leaf, too."""
+    is_single = tensor.dtype == torch.float32
+    return is_single and tensor.requires_grad and isinstance(tensor, nn.Parameter)
 
 
 class Counted(NamedTuple):
@@ -470,8 +471,8 @@ def analyse(
 ) -> StepSample:
     """Turn a step's marks into samples of its segments.
 
-    What an event holds after its exit is what was counted; what the level says beyond
-    that is counted to the gap behind it, so that all nets add up to the level.
+    What an event holds after its exit is what was counted, and 0 where nobody has; what
+    the level says beyond that is counted to the gap behind it, so that all nets add up.
 
     Args:
         marks: The marks of one whole step, from ``start``.
@@ -494,8 +495,7 @@ def analyse(
             over = {event.action: max(0.0, mark.peak_bytes - entry)}
             forward.setdefault(index, over)
             if mark.kind == "exit":
-                held = event.held_bytes.get(event.action)
-                level = float(mark.live_bytes) if held is None else entry + held
+                level = entry + event.held_bytes.get(event.action, 0.0)
         elif mark.kind == "root_exit":
             head = _between(mark, level)
             level = float(mark.live_bytes)
