@@ -237,10 +237,10 @@ class _Readings:
             if action not in event.held_bytes:  # then the segment has all of it
                 net -= model.exact(family, "held", action).predict(sizes)
             net -= model.net(*keys[at + 1]).predict(facts.sizes)
+            if sample.copies_end:
+                net += model.copied_bytes(ran[at])
             if is_last and sample.copies_end == "head":
                 net -= copied - gone
-            elif sample.copies_end:
-                net += model.copied_bytes(ran[at])
             key = "net", *beyond_key(family, around[at]), action
             self._add(key, sizes, net)
 

@@ -80,7 +80,7 @@ def test_predictions_hold_under_autocast(toys, meter, is_inside, caches):
     errors = _errors(records)
     assert 20 <= len(errors)
     assert -0.01 <= min(errors)
-    assert max(errors[8:]) <= 0.02
+    assert max(errors[8:]) <= 0.03
 
 
 def test_what_was_learned_of_copies_is_saved(toys, meter):
