@@ -8,7 +8,7 @@ import math
 import os
 import re
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
@@ -201,8 +201,6 @@ class Summary:
     """On an accelerator: how often the allocator freed its cached blocks to go on."""
     kept_units: Mapping[str, str] = field(default_factory=dict)
     """Units that cannot be recomputed, and why."""
-    uncalled_units: Sequence[str] = ()
-    """Units that no step has called so far; none before there were a few steps."""
     inexact_units: Mapping[str, str] = field(default_factory=dict)
     """Units that are recomputed but not to the bit on this device, and why."""
     plans_ready: int = 0

@@ -432,7 +432,6 @@ class Session:
             plans=self._engine.policy.plans,
             margin=self._engine.policy.margin.share,
             kept_units=dict(self._engine.findings.kept),
-            uncalled_units=told.never_called,
             **self._engine.footprint.summary(),
             inexact_units=dict(self._engine.findings.inexact),
             largest_to_come=self._engine.to_come.largest,

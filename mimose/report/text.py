@@ -25,7 +25,6 @@ from mimose.report.shapes import shape_text, shapes_of, sizes_text
 
 _MOST_SHAPES = 12
 _MOST_REASONS = 5
-_MOST_NAMES = 5
 _SHORT = ((0, 1, 3, 5), (0, 3, 5))
 """Columns of the table of shapes where all do not fit: shape, recomputed, observed, and
 the number of steps if it does."""
@@ -75,23 +74,14 @@ def report(summary: Summary, records: Sequence[StepRecord], width: int) -> str:
         width: Columns of the terminal.
     """
     kept, inexact = summary.kept_units, summary.inexact_units
-    uncalled = summary.uncalled_units
-    few = [*uncalled[:_MOST_NAMES], *_hidden(len(uncalled), _MOST_NAMES, "layers")]
     parts = [
         _overview(summary, width),
         _shapes(records, width),
         _reasons(records, width),
-        _listed(_UNCALLED, few, width),
         _listed("Layers that are always kept", _reasoned(kept), width),
         _listed("Layers not exact when recomputed", _reasoned(inexact), width),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
-
-
-_UNCALLED = (
-    "Layers never called (where parts of them run, or others, pass attach(layers=...) "
-    "the classes of those)"
-)
 
 
 def _hidden(n: int, most: int, what: str) -> list[str]:

@@ -182,7 +182,8 @@ class Driver:
 
         Where an impossible budget is but warned of, the least plan may pass it.
         """
-        if self.plans and not (self._engine.checks.warns and not step.can_be_safer):
+        has_plan = step.decision.chosen is not None
+        if self.plans and (has_plan or not self._engine.checks.warns):
             step.has_wall = True
             self._footprint.raise_wall()
         else:
@@ -192,7 +193,7 @@ class Driver:
     def _refused(self, step: Step, error: BaseException) -> BaseException:
         """Return what to raise for an error: that nothing keeps the budget, perhaps."""
         is_device = isinstance(error, torch.OutOfMemoryError)
-        if step.can_be_safer or not is_device or is_told_alone(error):
+        if not (step.retries and is_device) or is_told_alone(error):
             return error
         least = self._footprint.beyond_wall(asked_bytes(error))
         if not least:
@@ -225,7 +226,6 @@ class Driver:
         shape = table.named(facts.sizes)
         step = Step(engine, facts, shape, decision, window)
         self._steps.n_begun += 1
-        step.loss_can_be_safer = self.loss.can_be_safer
         if is_again:
             step.run_again(_AGAIN)
         engine.rollback.take(is_planned=not step.is_measured)
@@ -316,8 +316,6 @@ class Driver:
                 after_hooks(self._model, trace.leave_hooks)
         self._footprint.forward_ended()
         self._engine.ahead.ran(step.facts)
-        if self._calls.is_counting:
-            self._calls.note_calls()
         calls = tuple(map(_CALLS, self._calls.units))
         ran: Decision | None = step.decision
         chosen = step.decision.chosen

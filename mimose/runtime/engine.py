@@ -122,8 +122,6 @@ class Told(NamedTuple):
     sizes: dict[str, Any]
     agreement_use: AgreementUse | None
     """What ranks that agree have exchanged; None where there is one alone."""
-    never_called: Sequence[str]
-    """The layers that no step has called; none before there were a few steps."""
     can_go_by_rows: bool
     """Whether a loss of the model's goes by rows where the budget asks for it."""
 
@@ -314,7 +312,6 @@ class Engine:
             memory=None if last is None else self.driver.memory_now(),
             sizes=self.describer.state_dict(),
             agreement_use=None if self.ranks is None else self.ranks.use(),
-            never_called=self.calls.never_called,
             can_go_by_rows=self.driver.loss.can_go_by_rows,
         )
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -46,12 +45,9 @@ from mimose.types import (
 if TYPE_CHECKING:
     from mimose.runtime.engine import Engine
 
-_log = logging.getLogger(__name__)
 
 _EDITED = "what it is handed is edited in place after it was read"
 _FORBIDS = "it forbids hooks of saved tensors, as torch.func.grad does"
-_PATIENCE = 5
-"""Training steps; a layer that none of them calls is worth a word."""
 
 
 class LayerPatch(Patch):
@@ -99,8 +95,6 @@ class LayerCalls:
         step: The running step; None between steps.
         inputs: Of the running step's recomputed calls, as they were read.
         lacks_gradients: Whether a call that was planned for ran without gradients.
-        is_counting: Whether it is still looked which layers steps call.
-        never_called: Layers that no step has called; () before there were a few steps.
     """
 
     def __init__(self, root: nn.Module, engine: Engine) -> None:
@@ -111,7 +105,6 @@ class LayerCalls:
         self.step: Step | None = None
         self.inputs: list[tuple[Unit, Given]] = []
         self.lacks_gradients = False
-        self.never_called: tuple[str, ...] = ()
         self.on_compiled: Callable[[], object] = lambda: None
         """Called where a layer turns out to run compiled code."""
         self._findings = engine.findings
@@ -130,9 +123,6 @@ class LayerCalls:
         """Layers that the running step was told of in their first call, and why."""
         self.mode = Mode("", ())
         self._known_modes: set[str] = set()
-        self.is_counting = True
-        self._n_steps = 0
-        self._uncalled = list(engine.units)
 
     # ------------------------------------------------------------------ the model
 
@@ -189,24 +179,6 @@ class LayerCalls:
         """Pass through from now on."""
         self.step = self._trace = None
         self.inputs = []
-
-    def note_calls(self) -> None:
-        """Say once which layers a few forwards that came to their end never called."""
-        self._n_steps += 1
-        self._uncalled = [unit for unit in self._uncalled if not unit.calls]
-        self.is_counting = bool(self._uncalled) and self._n_steps < _PATIENCE
-        if self.is_counting or not self._uncalled:
-            return
-        self.never_called = tuple(unit.name for unit in self._uncalled)
-        _log.warning(
-            "mimose: %d of %d layers were never called in %d training steps, and are "
-            "not planned: %s, … If others run in their stead, or modules inside them, "
-            "pass attach(layers=...) the classes of those",
-            len(self._uncalled),
-            len(self.units),
-            _PATIENCE,
-            ", ".join(self.never_called[:3]),
-        )
 
     def give_up(self) -> None:
         """Let go of what the running forward has held for recomputations."""

@@ -132,13 +132,11 @@ class LossChoice:
 
     Attributes:
         losses: Those of the model that may go by rows; none in a baseline.
-        can_be_safer: Whether the step's loss could go by rows and does not.
     """
 
     def __init__(self, budget_bytes: int) -> None:
         self._least_bytes = max(LEAST_BYTES, _LARGE * budget_bytes)
         self.losses: tuple[LossByRows, ...] = ()
-        self.can_be_safer = False
 
     @property
     def can_go_by_rows(self) -> bool:
@@ -154,7 +152,6 @@ class LossChoice:
         """
         largest = max(loss.logit_bytes(kwargs) for loss in self.losses)
         is_on = largest >= (LEAST_BYTES if is_safest else self._least_bytes)
-        self.can_be_safer = largest >= LEAST_BYTES and not is_on
         for loss in self.losses:
             loss.is_on = is_on
         return is_on

@@ -86,7 +86,7 @@ class Retry:
         why = why_forward_waits(self._model, engine.units)
         if _others_wait(engine, error, f"the forward of step {step.number}", why):
             return False
-        if runs_out and (step.retries or not step.can_be_safer):
+        if runs_out and step.retries:
             return False
         if given.are_edited():
             return False

@@ -191,8 +191,6 @@ class Step:
         """Counted in recomputations of which no plan knows them."""
         self.has_wall = False
         """Whether the allocator keeps the budget meanwhile."""
-        self.loss_can_be_safer = False
-        """Whether its loss could go by rows and does not."""
         self.plan_seconds = 0.0
         self.menu = engine.learner.model.menu
         self._action_at = engine.action_at
@@ -225,17 +223,9 @@ class Step:
         if self.part:  # as those of the first were
             self.is_measured = self.window.trace is not None
 
-    @property
-    def can_be_safer(self) -> bool:
-        """Whether its plan, or its baseline, keeps anything, or its loss could do."""
-        if self.decision.chosen is not None or self.loss_can_be_safer:
-            return True
-        return self.menu.first in self._unplanned
-
     def run_again(self, reason: str) -> None:
         """Be the safest step from now on: it, or the one before, has failed."""
         self.retries += 1
-        self.loss_can_be_safer = False
         self.window.give_up(reason)
         self._action_at = None
         self._unplanned.clear()

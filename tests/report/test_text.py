@@ -41,7 +41,6 @@ def _report(records, width):
         "phases": {"collect": 9, "plan": 98_000},
         "kept_units": {"encoder.layer.3": "it returned something else when run again"},
         "inexact_units": {"bert.encoder.layer.4": "its kernels are not deterministic"},
-        "uncalled_units": [f"encoder.layer.{i}" for i in range(9)],
         "largest_to_come": {"labels.1": 900},
         "host": None,
         "agreement": None,

@@ -147,17 +147,6 @@ def test_out_of_memory_twice_is_the_users(toys):
     assert "forward raised OutOfMemoryError" == session.records[0].reason
 
 
-def test_what_cannot_be_safer_is_not_run_again(toys):
-    """Where everything was recomputed already, there is nothing to try."""
-    model = _hungry(toys)
-    with mimose.attach(model, "1TiB", planner="full") as session:
-        model.blocks[1].counts["failures"] = 1
-        with pytest.raises(torch.OutOfMemoryError):
-            model(toys.inputs())
-    assert 1 == model.blocks[0].counts["n_forwards"]
-    assert 0 == session.records[0].retries
-
-
 @pytest.mark.parametrize(("planner", "accumulates"), [("none", False), ("auto", True)])
 def test_out_of_memory_in_backward(toys, meter, planner, accumulates):
     """`session.step` puts gradients, statistics and random state back, and repeats."""
