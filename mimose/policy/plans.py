@@ -191,9 +191,55 @@ class Plans:
         problem = fill_problem(model, facts, memory, usable_bytes)
         if share < 1.0:
             problem = _tightened(problem, share)
-        noise = self._margin.noise_bytes
-        plan, growth = best_plan(planner, model, facts, memory, problem, noise)
+        plan, growth = self._best(planner, model, facts, memory, problem)
         return _with_costs(model, facts, memory, plan, growth)
+
+    def _best(
+        self,
+        planner: Planner,
+        model: CostModel,
+        facts: StepInput,
+        memory: Memory,
+        problem: PlanningProblem,
+    ) -> tuple[Plan, Growth]:
+        """Choose the actions; fill what the problem's safe side leaves of the budget.
+
+        The problem has autocast's copies of kept layers twice, and a plan is predicted
+        without. Of BERT-large that was a tenth of the growth, and three layers
+        recomputed for nothing.
+        """
+        released = memory.released_bytes
+        room = problem.budget_bytes - problem.start_bytes
+        plan = self._plan(planner, problem, memory)
+        growth = plan_growth(model, facts, problem, plan.actions, released)
+        reached = 0.0
+        for _ in range(_MOST_FILLINGS):
+            # By so much the problem has the plan higher than it is predicted.
+            beyond = plan.peak_bytes - problem.start_bytes - growth.bytes(released)
+            keeps_all = set(plan.actions) <= {model.menu.first}
+            if keeps_all or beyond - reached < _SPARE * room:
+                break
+            wider = replace(problem, budget_bytes=problem.budget_bytes + beyond)
+            other = self._plan(planner, wider, memory)
+            if other.actions == plan.actions or other.extra_cost > plan.extra_cost:
+                break
+            fuller = plan_growth(model, facts, wider, other.actions, released)
+            if fuller.bytes(released) > room:
+                break
+            plan, growth, reached = other, fuller, beyond
+        return plan, growth
+
+    def _plan(self, planner: Planner, problem: PlanningProblem, memory: Memory) -> Plan:
+        """Choose the actions; where the margin does not fit, the safest ones."""
+        try:
+            return planner.plan(problem)
+        except _Infeasible as error:
+            least = safest_plan(problem)
+            if least.peak_bytes - self._margin.noise_bytes <= memory.budget_bytes:
+                return least
+            raise InfeasibleBudgetError(
+                memory.budget_bytes, least.peak_bytes, error.holders
+            ) from None
 
     def imposed(
         self, facts: StepInput, memory: Memory, actions: tuple[str, ...]
@@ -277,70 +323,6 @@ class Plans:
             found = self._cache.get(_key(facts))
             if found is None or not self._is_good(found, memory):
                 self._cache[_key(facts)] = replace(made, is_ahead=True)
-
-
-def best_plan(
-    planner: Planner,
-    model: CostModel,
-    facts: StepInput,
-    memory: Memory,
-    problem: PlanningProblem,
-    noise_bytes: float,
-) -> tuple[Plan, Growth]:
-    """Choose the actions; fill what the problem's safe side leaves of the budget.
-
-    The problem counts copies of weights, for one, as held by whatever becomes of a
-    layer, and a plan is predicted without. Of BERT-large under autocast that was a
-    tenth of the growth, and three layers recomputed for nothing.
-
-    Args:
-        planner: Chooses the actions.
-        model: What is known of costs.
-        facts: The step's context and exact sizes.
-        memory: What is held, and the budget.
-        problem: That these fill.
-        noise_bytes: By so much a plan may pass the budget in its prediction.
-
-    Returns:
-        The plan, and what it is predicted to grow by.
-
-    Raises:
-        InfeasibleBudgetError: No plan keeps the budget.
-    """
-    released, room = memory.released_bytes, problem.budget_bytes - problem.start_bytes
-    plan = _plan(planner, problem, memory, noise_bytes)
-    growth = plan_growth(model, facts, problem, plan.actions, released)
-    reached = 0.0
-    for _ in range(_MOST_FILLINGS):
-        # By so much the problem has the plan higher than it is predicted.
-        beyond = plan.peak_bytes - problem.start_bytes - growth.bytes(released)
-        keeps_all = set(plan.actions) <= {model.menu.first}
-        if keeps_all or beyond - reached < _SPARE * room:
-            break
-        wider = replace(problem, budget_bytes=problem.budget_bytes + beyond)
-        other = _plan(planner, wider, memory, noise_bytes)
-        if other.actions == plan.actions or other.extra_cost > plan.extra_cost:
-            break
-        fuller = plan_growth(model, facts, wider, other.actions, released)
-        if fuller.bytes(released) > room:
-            break
-        plan, growth, reached = other, fuller, beyond
-    return plan, growth
-
-
-def _plan(
-    planner: Planner, problem: PlanningProblem, memory: Memory, noise_bytes: float
-) -> Plan:
-    """Choose the actions; where the margin does not fit, the safest ones."""
-    try:
-        return planner.plan(problem)
-    except _Infeasible as error:
-        least = safest_plan(problem)
-        if least.peak_bytes - noise_bytes <= memory.budget_bytes:
-            return least
-        raise InfeasibleBudgetError(
-            memory.budget_bytes, least.peak_bytes, error.holders
-        ) from None
 
 
 def _tightened(problem: PlanningProblem, share: float) -> PlanningProblem:

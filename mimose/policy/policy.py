@@ -22,7 +22,7 @@ from mimose.cost.problem import (
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.planners import Plan, Planner, PlanningProblem, safest_plan
 from mimose.policy.least_peaks import LeastPeaks
-from mimose.policy.plans import CachedPlan, Decision, Plans, best_plan
+from mimose.policy.plans import CachedPlan, Decision, Plans
 from mimose.policy.windows import OTHERS, Windows, covers, joined
 from mimose.predictors import REACH, SafetyMargin
 from mimose.records import TRIED
@@ -74,7 +74,6 @@ class Policy:
         refiner: Planner | None = None,
     ) -> None:
         self._learner = learner
-        self._planner = planner
         self._raises = raises
         self.margin = SafetyMargin(noise_bytes=5.0 * noise_bytes)
         self.plans = Plans(learner, planner, self.margin, cache_size, refiner)
@@ -370,9 +369,7 @@ class Policy:
         why_not = doubt(model, facts)
         if why_not:
             return problem, safest_plan(problem), f"the safest plan, for {why_not}"
-        within = replace(problem, budget_bytes=self._usable(memory))
-        noise = self.margin.noise_bytes
-        plan, _ = best_plan(self._planner, model, facts, memory, within, noise)
+        plan = self.plans.make(facts, memory, self._usable(memory)).plan
         why = f"planner {plan.planner}" + (" (proved optimal)" if plan.optimal else "")
         return problem, plan, f"{why}, with a margin of {self.margin.share:.1%}"
 
