@@ -31,7 +31,7 @@ import contextlib
 import logging
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -262,18 +262,9 @@ class Copies:
         Returns:
             When it has ended, for `to_device`.
         """
-        if self._streams is None:
-            for part, piece in _pairs(source, pieces):
-                piece.copy_(part)
-            return None
-        computing, outward = self._streams.current(), self._streams.outward
-        outward.wait_event(computing.record_event())
-        try:
-            with outward:
-                for part, piece in _pairs(source, pieces):
-                    piece.copy_(part, non_blocking=True)
-        finally:  # one that fails may have begun
-            ended = outward.record_event()
+        pairs = [(piece, part) for part, piece in _pairs(source, pieces)]
+        ended, computing = self._copy(pairs, "outward")
+        if computing is not None:
             with self._lock:
                 self._leaving.append((ended, source, computing))
         return ended
@@ -288,22 +279,33 @@ class Copies:
             n_bytes: So many of them.
             sent: What `to_host` returned.
         """
-        target = torch.empty(n_bytes, dtype=torch.uint8, device=self._device)
-        if self._streams is None:
-            for part, piece in _pairs(target, pieces):
-                part.copy_(piece)
-            return Arrival(target, None, None, None)
         self.settle()
-        computing, inward = self._streams.current(), self._streams.inward
-        inward.wait_event(computing.record_event())
-        inward.wait_event(sent)
+        target = torch.empty(n_bytes, dtype=torch.uint8, device=self._device)
+        arrived, computing = self._copy(_pairs(target, pieces), "inward", sent)
+        return Arrival(target, arrived, computing, self._streams)
+
+    def _copy(
+        self,
+        pairs: Iterable[tuple[torch.Tensor, torch.Tensor]],
+        way: str,
+        *after: Any,
+    ) -> tuple[Any, Any]:
+        """Copy behind some events; return when that has ended, for which stream."""
+        if self._streams is None:
+            for target, source in pairs:
+                target.copy_(source)
+            return None, None
+        computing, stream = self._streams.current(), getattr(self._streams, way)
+        for event in (computing.record_event(), *after):
+            stream.wait_event(event)
         try:
-            with inward:
-                for part, piece in _pairs(target, pieces):
-                    part.copy_(piece, non_blocking=True)
-        finally:  # one that fails may have begun
-            arrival = Arrival(target, inward.record_event(), computing, self._streams)
-        return arrival
+            with stream:
+                for target, source in pairs:
+                    target.copy_(source, non_blocking=True)
+        except BaseException:  # a part may have begun
+            stream.synchronize()
+            raise
+        return stream.record_event(), computing
 
     def settle(self) -> None:
         """Let go of what was copied out, once the computing waits for these copies."""
@@ -411,8 +413,10 @@ class HostCall:
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
         """Have the computing wait for the copies as the forward ends."""
-        yield
-        self._host.copies.settle()
+        try:
+            yield
+        finally:
+            self._host.copies.settle()
 
     def role(self, tensor: torch.Tensor) -> bool | None:
         """Return True for any tensor of the device; None for others."""
