@@ -202,7 +202,7 @@ def test_demo_gets_its_options_and_may_print_json_alone(
     [
         ("--workloads nothing", "no workload is called 'nothing'"),
         ("--strategies magic", "no strategy is called magic; choose of"),
-        ("--strategies mimos", "is called mimos; did you mean mimose?"),
+        ("--strategies mimos", "is called mimos; did you mean mimose"),
         ("--model nowhere", "give it as module:function"),
         ("--lengths missing.csv", "missing.csv: No such file"),
         ("--lengths mine.csv", "has columns width: no workload"),
