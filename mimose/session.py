@@ -29,6 +29,7 @@ from mimose.exceptions import (
     MimoseError,
     StateMismatchError,
 )
+from mimose.inputs.describe import SizeTable
 from mimose.inputs.layers import UnitsSpec
 from mimose.inputs.placement import only_device
 from mimose.inputs.sharding import (
@@ -38,7 +39,6 @@ from mimose.inputs.sharding import (
     refuse_unplannable,
     sharding,
 )
-from mimose.inputs.sizes import SizeTable
 from mimose.memory.meters import BasicMeter, Meter
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, make_planner
 from mimose.predictors import Estimator, check_estimator

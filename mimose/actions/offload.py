@@ -12,7 +12,7 @@ from mimose.actions.hooks import Packing
 from mimose.actions.host import AwayInput, HostCall
 from mimose.actions.recompute import Recompute
 from mimose.exactness.unit import Unit
-from mimose.inputs.shapes import argument_tensors
+from mimose.inputs.describe import argument_tensors
 from mimose.memory.marks import Counted
 from mimose.planners.actions import OFFLOAD, OFFLOAD_INPUT, RECOMPUTE
 from mimose.tensors import is_plain

@@ -49,7 +49,7 @@ from mimose.actions.keep import Keep
 from mimose.actions.operators import OPERATORS, Operand, settings_of
 from mimose.exactness.unit import Unit
 from mimose.exceptions import RecomputationError, first_line
-from mimose.inputs.shapes import argument_tensors
+from mimose.inputs.describe import argument_tensors
 from mimose.memory.marks import Counted
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners import ActionSpec

@@ -32,7 +32,7 @@ from torch.utils.flop_counter import flop_registry
 
 from mimose.exactness.side_effects import tensor_attributes
 from mimose.inputs.compiled import saved_storages
-from mimose.inputs.families import autocast_keeps_copies
+from mimose.inputs.describe import autocast_keeps_copies
 from mimose.memory.meters import Meter
 from mimose.planners import Menu
 from mimose.tensors import storages_in, tensors_in

@@ -15,9 +15,9 @@ from mimose.cost.problem import Memory
 from mimose.distributed import Ranks, is_told_alone
 from mimose.exactness.side_effects import Given
 from mimose.exceptions import MimoseError
+from mimose.inputs.describe import SizeTable
 from mimose.inputs.patch import Patch, hidden, is_traced
 from mimose.inputs.sharding import after_hooks, is_sharded
-from mimose.inputs.sizes import SizeTable
 from mimose.memory.out_of_memory import asked_bytes
 from mimose.policy.plans import Decision
 from mimose.policy.windows import SEVERAL_BACKWARDS

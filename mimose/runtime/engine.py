@@ -30,13 +30,12 @@ from mimose.exactness.rollback import Rollback
 from mimose.exactness.unit import Unit, note_shared_weights
 from mimose.exceptions import AlreadyAttachedError
 from mimose.inputs.compiled import OneGraph, refuse_compiled
-from mimose.inputs.describe import Describer
+from mimose.inputs.describe import Describer, SizeTable
 from mimose.inputs.kv_cache import WithoutCache, caching_modules, tell_of_cache
 from mimose.inputs.layers import UnitsSpec, find_units, refuse_other_checkpointing
 from mimose.inputs.patch import Patch
 from mimose.inputs.placement import only_device
 from mimose.inputs.sharding import communicates
-from mimose.inputs.sizes import SizeTable
 from mimose.memory.meters import BasicMeter, Meter, make_meter
 from mimose.memory.optimizer import OptimizerWatch
 from mimose.memory.wall import make_footprint

@@ -14,10 +14,14 @@ from mimose.exactness.guard import Structure
 from mimose.exactness.side_effects import Given
 from mimose.exactness.unit import Unit, note_shared_weights
 from mimose.exceptions import NotRecomputableError
-from mimose.inputs.describe import Mode
-from mimose.inputs.families import digest, family_key
+from mimose.inputs.describe import (
+    Mode,
+    argument_tensors,
+    call_shape,
+    digest,
+    family_key,
+)
 from mimose.inputs.patch import Patch, hidden, is_traced
-from mimose.inputs.shapes import argument_tensors, call_shape
 from mimose.memory.marks import (
     Counted,
     Gauge,

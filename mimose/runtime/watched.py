@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from mimose.cost.learner import Learner
 from mimose.cost.problem import Memory
 from mimose.exceptions import MimoseError
-from mimose.inputs.sizes import SizeTable
+from mimose.inputs.describe import SizeTable
 from mimose.policy.policy import Policy
 from mimose.runtime.checks import BudgetChecks
 from mimose.tensors import tensors_in

@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from mimose.inputs.families import family_key, module_key
-from mimose.inputs.shapes import call_shape
+from mimose.inputs.describe import call_shape, family_key, module_key
 
 CPU = torch.device("cpu")
 

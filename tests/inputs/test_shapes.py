@@ -5,13 +5,13 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from mimose.inputs.shapes import (
+from mimose.inputs.describe import (
+    SizeTable,
     argument_tensors,
     call_shape,
     fast_key,
     partial_masks,
 )
-from mimose.inputs.sizes import SizeTable
 
 
 @dataclass
