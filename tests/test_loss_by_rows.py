@@ -13,6 +13,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 import mimose
+from mimose import loss_by_rows
+from mimose.loss_by_rows import LateUpcast, late
 from mimose.memory.marks import StorageTracker
 
 BOTH = F.cross_entropy, mimose.cross_entropy
@@ -125,6 +127,13 @@ def test_what_rows_do_not_give_is_left_to_the_plain_one(options):
     assert not goes_by_rows(own)
 
 
+@pytest.mark.parametrize("label", [N_CLASSES, -1])
+def test_labels_that_are_no_classes(label):
+    """The error is the plain function's."""
+    with pytest.raises(IndexError, match="out of bounds"):
+        mimose.cross_entropy(made()[0], torch.full((N_ROWS,), label))
+
+
 def test_a_gradient_with_a_graph():
     """It is refused in words, as there is none to the second order."""
     logits, labels, _ = made()
@@ -189,6 +198,23 @@ def test_an_edit_is_an_error(edit, keeps_graph):
     with pytest.raises(mimose.RecomputationError, match="were edited between a loss"):
         loss.backward(retain_graph=keeps_graph)
     assert logits.grad is None
+
+
+def test_an_edit_on_an_accelerator_is_told_at_the_end(monkeypatch):
+    """No answer is waited for before the backward has ended, and then it fails."""
+    logits, labels, _ = made()
+    different_bits = loss_by_rows.different_bits
+    monkeypatch.setattr(
+        loss_by_rows, "different_bits", lambda *two: torch.tensor(different_bits(*two))
+    )
+    mimose.cross_entropy(logits * 1.0, labels).backward()
+    logits.grad = None
+    whole = logits * 1.0
+    loss = mimose.cross_entropy(whole, labels)
+    whole.data[3, 4] = 2.0
+    with pytest.raises(mimose.RecomputationError, match="were edited"):
+        loss.backward()
+    assert logits.grad is not None
 
 
 # ------------------------------------------------------------------ memory
@@ -351,3 +377,37 @@ def test_a_users_function_is_left_alone(small):
         model(**batch_of(20)).loss.backward()
         assert own is model.loss_function
     assert [torch.Tensor] == given
+
+
+def test_another_type_of_loss_is_followed(small):
+    """The class chooses by the model's `loss_type` in each call, as without mimose."""
+    found = []
+    for attach in (copy.copy, partial(mimose.attach, **small)):
+        model = llama()
+        attach(model)
+        for model.loss_type in ("ForCausalLM", "ForMaskedLM"):
+            found.append(model(**batch_of(20)).loss.detach())
+    assert found[0] != found[1]
+    assert found[:2] == found[2:]
+
+
+def test_an_array_edited_before_backward_is_an_error(small):
+    """Metrics worked out in place on the logits would change gradients in silence."""
+    model = llama()
+    with mimose.attach(model, **small):
+        out = model(**batch_of(20))
+        out.logits.detach().numpy().fill(0)
+        with pytest.raises(mimose.RecomputationError, match="loss_function"):
+            out.loss.backward()
+
+
+def test_late_upcast_is_a_tensor_to_all_others():
+    """What is no cross-entropy sees the logits, cast if that was asked for."""
+    logits = torch.rand(2, 3, 5).bfloat16()
+    seen = late(logits).float()
+    assert isinstance(seen.view(-1, 5), LateUpcast)
+    assert (torch.float32, (6, 5)) == (seen.view(-1, 5).dtype, seen.view(-1, 5).shape)
+    for actual in (seen * 2, seen.mul(2), torch.mul(seen, 2)):
+        assert type(actual) is torch.Tensor
+        assert torch.equal(logits.float() * 2, actual)
+    assert torch.equal(logits.logsumexp(-1), late(logits).logsumexp(-1))

@@ -153,18 +153,6 @@ def test_damaged_state_changes_nothing(toys, meter, learned, damage):
         assert before == _round_trip(other.state_dict())
 
 
-def test_a_model_with_other_settings_learns_anew(toys, meter, learned):
-    """What no name and no shape tells is in the contexts: nothing of it is used."""
-    _, state = learned
-    other = toys.zoo_model("bert")
-    for layer in other.bert.encoder.layer:
-        layer.attention.self.is_causal = not layer.attention.self.is_causal
-    with mimose.attach(other, "1GiB", meter=meter) as resumed:
-        resumed.load_state_dict(state)
-        (record,) = _train(toys, other, toys.text_batches([22]), resumed)
-    assert "collect" == record.phase
-
-
 class _Draws(torch.nn.Module):
     """Cannot be run again: it draws from Python's generator."""
 

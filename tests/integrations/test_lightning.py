@@ -187,13 +187,6 @@ def test_the_same_training_within_a_budget(toys, run, package):
     assert 2.0 == trainer.callback_metrics["mimose/phase"]
 
 
-def test_gradient_accumulation(run):
-    """Micro-batches have shapes of their own, and plans, within the budget."""
-    _, callback = run(share=0.4, accumulate_grad_batches=3)
-    assert N_STEPS == len(callback.session.records)
-    assert 0 == callback.session.summary().steps_over
-
-
 def test_validation_in_the_middle(run):
     """It passes through: no step, no plan; and the sanity check before is none."""
     val = _batches(4, seed=2)
@@ -227,23 +220,6 @@ def test_manual_optimization(toys, run):
     _, callback = run(make, share=0.4)
     assert 0 == callback.session.summary().steps_over
     assert "plan" == callback.session.records[-1].phase
-
-
-def test_several_backwards(toys, run):
-    """Two through one graph, then one of a second forward; none is planned on trust."""
-
-    def step(lit, batch, index):
-        optimizer = lit.optimizers()
-        optimizer.zero_grad()
-        loss = lit.model(batch)
-        lit.manual_backward(loss, retain_graph=True)
-        lit.manual_backward(0.5 * loss)
-        lit.manual_backward(lit.model(batch[:8]))
-        optimizer.step()
-
-    make = functools.partial(_lit, toys, step, cls=_manual(L))
-    _, callback = run(make)
-    assert 2 * N_STEPS == len(callback.session.records)
 
 
 def test_a_skipped_step(toys, run):
@@ -494,34 +470,6 @@ def test_a_loop_over_the_layers_has_no_root(toys, meter, caplog):
 
 
 # -------------------------------------------------------------------- refusals
-
-
-def test_checkpointing_by_a_strategy_is_refused(toys, meter):
-    """Two owners are one too many; the model is left as the strategy made it."""
-    wrapper = pytest.importorskip(
-        "torch.distributed.algorithms._checkpoint.checkpoint_wrapper"
-    )
-    strategies = importlib.import_module(f"{L.__name__}.strategies")
-
-    class Checkpointing(strategies.SingleDeviceStrategy):
-        """Does as the strategies for shards do when they are asked to."""
-
-        def setup(self, trainer):
-            """Wrap each block."""
-            wrapper.apply_activation_checkpointing(
-                self.lightning_module, check_fn=lambda m: isinstance(m, toys.Block)
-            )
-            super().setup(trainer)
-
-    lit = _lit(toys)
-    with pytest.raises(mimose.CheckpointingConflictError, match="without the wrapper"):
-        _fit(
-            lit,
-            [MimoseCallback("1TiB", meter=meter)],
-            strategy=Checkpointing("cpu"),
-            accelerator="auto",
-        )
-    assert not any("forward" in vars(module) for module in lit.modules())
 
 
 def test_a_compiled_training_step_is_refused(toys):
