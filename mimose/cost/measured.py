@@ -29,6 +29,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mimose.cost.model import (
+    AGAIN,
     CostModel,
     Key,
     backward_key,
@@ -138,6 +139,15 @@ def _with_released(
     return SegmentSample(net, excess)
 
 
+def _own_forward(event: Measured, sample: EventSample) -> dict[str, float]:
+    """Return how far forwards rose, by action; `AGAIN` in place of what did not run.
+
+    A recomputation shows about what keeping takes, but not all that callers hold.
+    """
+    told = sample.forward_excess_bytes
+    return {(a if a == event.action else AGAIN): n for a, n in told.items()}
+
+
 class _Readings:
     """What one step says, by series.
 
@@ -169,7 +179,7 @@ class _Readings:
                 ("exact", "held", sample.held_bytes),
                 ("exact", "host", event.host_bytes),
                 ("exact", "cost", sample.cost),
-                ("excess", "forward", sample.forward_excess_bytes),
+                ("excess", "forward", _own_forward(event, sample)),
             ):
                 for action, value in told.items():
                     self._add((kind, family, what, action), sizes, value)

@@ -38,6 +38,10 @@ Readings: TypeAlias = Mapping[Key, Iterable[tuple[Sizes, float]]]
 """By series, sizes and values."""
 
 
+AGAIN = "again"
+"""Stands for an action where a recomputation tells of a forward that keeps."""
+
+
 def flops_of_a_byte(device_type: str) -> float:
     """Return the FLOPs that take as long as rebuilding a byte by pointwise operators.
 

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mimose.cost.model import (
+    AGAIN,
     CostModel,
     backward_key,
     backward_sizes,
@@ -172,10 +173,11 @@ class _Layer:
         Who holds everything holds the most at every moment, and stands in.
         """
         menu, family = self.model.menu, self.event.family
-        own = self.model.excess(family, "forward", action)
-        if action == menu.least or not own.doubt(self.sizes):
-            return own
-        return self.model.excess(family, "forward", menu.first)
+        for name in (action, menu.first):
+            own = self.model.excess(family, "forward", name)
+            if action == menu.least or not own.doubt(self.sizes):
+                return own
+        return self.model.excess(family, "forward", AGAIN)
 
     def _own_backward(self, action: str) -> Series:
         key = backward_key(self.facts, self.event.family, self.around)

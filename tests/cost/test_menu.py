@@ -55,7 +55,7 @@ def _step(n, actions):
             EventSample(
                 i,
                 event.held_bytes,
-                {a: FORWARD[a] * n for a in NAMES},
+                {a: FORWARD[a] * n for a in {action, "keep"}},
                 {action: BACKWARD[action] * n},
                 {action: NET * n},
                 {a: COST[a] * n for a in COST},
@@ -102,7 +102,7 @@ def test_one_action_teaches_all(collected):
     problem = fill_problem(collected, _facts(28), MEMORY)
     assert NAMES == problem.actions
     assert [28.0 * HELD[a] for a in NAMES] == pytest.approx(problem.held_bytes[4])
-    expected = [28.0 * FORWARD[a] for a in NAMES]
+    expected = [28.0 * FORWARD[a] for a in ("keep", "keep", "recompute")]
     assert expected == pytest.approx(problem.forward_excess_bytes[0])
     rebuilt = 25.0 * (HELD["keep"] - HELD["fold"])
     assert [0.0, 28.0 * (4 + rebuilt), 28.0 * 20] == pytest.approx(problem.cost[0])
