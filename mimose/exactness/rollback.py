@@ -108,7 +108,7 @@ class Rollback:
         self._answers = answers
         self._changing: set[TensorSlot] = set()
         """What forwards were seen to change."""
-        self._is_wide = True
+        self.is_wide = True
         self._has_compared = False
         """Whether a forward has run to its end since a unit was last unknown."""
         self.renew()
@@ -135,12 +135,12 @@ class Rollback:
             self._version = self._findings.version
             self._snapshot = self.snapshot()
             self._has_compared = False
-        self._is_wide = not (is_planned and self._has_compared)
-        self._snapshot.take(is_wide=self._is_wide)
+        self.is_wide = not (is_planned and self._has_compared)
+        self._snapshot.take(is_wide=self.is_wide)
 
     def learn(self) -> None:
         """Take note, where all was saved, of what the forward has changed."""
-        if not self._is_wide:
+        if not self.is_wide:
             return
         self._has_compared = all([u.is_known or u.is_kept for u in self._units])
         running = running_statistics(self._model.modules())

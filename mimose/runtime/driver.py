@@ -165,7 +165,8 @@ class Driver:
         self._calls.begin(step)
         try:
             output = forward(*args, **kwargs)
-            self._engine.rollback.learn()
+            if self._engine.rollback.is_wide:
+                self._engine.rollback.learn()
             if self._calls.inputs:
                 self._calls.raise_if_unrepeatable()
             return output, None

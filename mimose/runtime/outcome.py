@@ -35,6 +35,8 @@ class StepOutcome:
     """What was read of all segments; None where nothing was, or not of one step."""
     peak_bytes: int
     """The highest level."""
+    headroom_bytes: float
+    """Between what was held as it began and the budget."""
     calls: tuple[int, ...]
     """How often each layer was called."""
     between: tuple[tuple[int, ...], ...]
@@ -60,9 +62,8 @@ def learn(engine: Engine, outcome: StepOutcome) -> None:
         return
     record = outcome.records[-1]
     growth, is_over = record.observed_growth_bytes, record.is_over
-    headroom = engine.footprint.level_budget(record.start_bytes) - record.start_bytes
     if outcome.sample is not None:
-        _teach(engine, outcome, outcome.sample, headroom)
+        _teach(engine, outcome, outcome.sample)
     if growth is not None:
         engine.footprint.observe()
     if is_over and engine.plans:
@@ -71,7 +72,7 @@ def learn(engine: Engine, outcome: StepOutcome) -> None:
         outcome.facts,
         outcome.decision,
         growth,
-        headroom_bytes=headroom,
+        headroom_bytes=outcome.headroom_bytes,
         is_over=is_over,
     )
 
@@ -88,9 +89,7 @@ def _note_over(engine: Engine, record: StepRecord) -> None:
     )
 
 
-def _teach(
-    engine: Engine, outcome: StepOutcome, sample: StepSample, headroom: float
-) -> None:
+def _teach(engine: Engine, outcome: StepOutcome, sample: StepSample) -> None:
     """Let the cost model learn from a measured step."""
     events, learner = outcome.events, engine.learner
     if learner.n_steps == 0:
@@ -110,7 +109,7 @@ def _teach(
         outcome.released_bytes,
         outcome.calls,
         outcome.between,
-        growth_bytes=max(growth, min(growth + kept, headroom)),
+        growth_bytes=max(growth, min(growth + kept, outcome.headroom_bytes)),
     )
     if engine.meter.reads_peak and ran_least(learner.model, events):
         state = float(engine.optimizers.state_bytes)

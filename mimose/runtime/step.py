@@ -202,8 +202,9 @@ class Step:
         """The actions of the layer calls of which no plan speaks."""
         self._events: list[Measured] | None = None
         """What was read of its layer calls; None where nothing was."""
-        self._graph: weakref.ref[Any] | None = None
-        self._unseen = ""
+        self.graph: weakref.ref[Any] | None = None
+        """Lives as long as a backward can come."""
+        self.unseen = ""
         """Why no backward of it can be seen."""
         self.start_bytes = int(window.memory.start_bytes)
         self._take(decision)
@@ -302,31 +303,18 @@ class Step:
 
     # ------------------------------------------------------------------ backward
 
-    def wait(self, graph: object, unseen: str) -> None:
-        """Wait for a backward.
-
-        Args:
-            graph: Lives as long as one can come.
-            unseen: Why none can be seen; "" if one can.
-        """
-        self.stage, self._graph, self._unseen = (
-            Stage.WAITING,
-            weakref.ref(graph),
-            unseen,
-        )
-
     @property
     def can_come(self) -> bool:
         """Whether its graph is still there."""
-        return self._graph is not None and self._graph() is not None
+        return self.graph is not None and self.graph() is not None
 
     @property
     def why_dead(self) -> str:
         """Why it ends without the end of a backward."""
         events = self._events or ()
         if self.stage is Stage.BACKWARD or any(e.has_gradient for e in events):
-            return self._unseen or _NO_END
-        return self._unseen or _NO_BACKWARD
+            return self.unseen or _NO_END
+        return self.unseen or _NO_BACKWARD
 
     def close(self, reason: str = "", *, has_ended: bool) -> StepRecord:
         """End the step, and return its record.
@@ -468,14 +456,17 @@ class Steps:
         window = step.window
         if window.trace is not None:
             step.keep_events()
-        tensors = list(tensors_in(output))
+        is_one = isinstance(output, torch.Tensor)
+        tensors = [output] if is_one else list(tensors_in(output))
         # Only the outputs' graph refers to this hook: Note: [The end of backward].
         graph, is_waiting = partial(self._note_gradient, step), False
         for tensor in tensors:
             if tensor.requires_grad and tensor.grad_fn is not None:
-                tensor.register_hook(graph)  # type: ignore[no-untyped-call]
+                tensor.register_hook(graph)
                 is_waiting = True
-        step.wait(graph, "" if is_waiting else self._unseen(tensors, output))
+        step.stage, step.graph = Stage.WAITING, weakref.ref(graph)
+        if not is_waiting:
+            step.unseen = self._unseen(tensors, output)
         self._wall_of = weakref.ref(graph, self._graph_gone)
         self.retained = RetainedOutputs(tensors, self.retained if step.part else None)
         window.add(step, calls)
@@ -623,6 +614,7 @@ class Steps:
                 events=() if trace is None else tuple(trace.events),
                 sample=sample,
                 peak_bytes=window.peak_bytes,
+                headroom_bytes=window.memory.headroom_bytes,
                 calls=window.calls,
                 between=window.between,
                 released_bytes=window.released_bytes,

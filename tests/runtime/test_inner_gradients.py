@@ -22,11 +22,6 @@ def _forces(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return y.mean() + force.square().mean()
 
 
-def _detached(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    (force,) = torch.autograd.grad(y.square().sum(), x, retain_graph=True)
-    return (y * force).mean()
-
-
 def _backward(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     y.square().sum().backward(retain_graph=True)
     return y.mean()
@@ -38,21 +33,11 @@ def _twice(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return y.mean() + second.square().mean()
 
 
-def _several(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    return _forces(model, x, y) + _detached(model, x, y)
-
-
 def _partly(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     z = model.layers[0](x)
     weight = model.layers[0][0].weight
     (found,) = torch.autograd.grad(z.square().sum(), weight, create_graph=True)
     return y.mean() + found.square().mean()
-
-
-def _beside(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-    z = model.layers[2](y.detach().requires_grad_())
-    (found,) = torch.autograd.grad(z.sum(), model.layers[2][0].weight)
-    return y.mean() * found.mean()
 
 
 class Model(nn.Module):
@@ -132,7 +117,7 @@ def _check(
     return told
 
 
-EACH = [_forces, _detached, _backward, _twice, _several, _partly, _beside]
+EACH = [_forces, _backward, _twice, _partly]
 
 
 @pytest.mark.parametrize(
@@ -151,11 +136,6 @@ def test_some_steps_take_one() -> None:
     told = _check(lambda: Model(_forces, lambda i: i % 3 == 0), PLANNED, n=12)
     assert told[0] == INNER_GRADIENT
     assert "" in told
-
-
-def test_accumulation() -> None:
-    """Several forwards and backwards before a step are exact, too."""
-    _check(lambda: Model(_forces, lambda i: i % 2 == 0), PLANNED, 6, forwards=2)
 
 
 @pytest.mark.parametrize("options", [FULL, PLANNED], ids=["full", "planned"])
