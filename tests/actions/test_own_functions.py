@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
 import mimose
@@ -33,24 +32,6 @@ class _Inputs(torch.autograd.Function):
     def backward(ctx: Any, *grads: Any) -> Any:
         x, _, w = ctx.saved_tensors
         return _product(grads[0], x, w)
-
-
-class _Several(_Inputs):
-    """Has outputs without a gradient, and one that is no tensor."""
-
-    @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> Any:
-        is_positive = x > 0
-        ctx.mark_non_differentiable(is_positive)
-        ctx.set_materialize_grads(False)
-        ctx.save_for_backward(x, None, w)
-        return x * w, x + w, is_positive, 3
-
-    @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, *grads: Any) -> Any:
-        assert grads[1] is None
-        return _Inputs.backward(ctx, *grads)
 
 
 class _Needed(_Inputs):
@@ -149,25 +130,10 @@ def _operator(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
     return x * w
 
 
-@torch.library.custom_op("mimose_tests::fill", mutates_args=("out",))
-def _fill(x: torch.Tensor, w: torch.Tensor, out: torch.Tensor) -> None:
-    out.copy_(x * w)
-
-
 _operator.register_autograd(
     lambda ctx, grad: _product(grad, *ctx.saved_tensors),
     setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
 )
-
-
-def _filled(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-    out = torch.empty_like(x)
-    _fill(x.detach(), w.detach(), out)
-    return out + x * w
-
-
-def _checkpointed(x: torch.Tensor, w: torch.Tensor) -> Any:
-    return checkpoint(_Inputs.apply, x, w, use_reentrant=False)
 
 
 def _mapped(x: torch.Tensor, w: torch.Tensor) -> Any:
@@ -176,7 +142,6 @@ def _mapped(x: torch.Tensor, w: torch.Tensor) -> Any:
 
 _FUNCTIONS = [
     _Inputs,
-    _Several,
     _Needed,
     _ReadAgain,
     _Recomputes,
@@ -184,8 +149,8 @@ _FUNCTIONS = [
     _SetUp,
     _Nested,
 ]
-_WAYS = [*(f.apply for f in _FUNCTIONS), _operator, _filled, _checkpointed, _mapped]
-_NAMES = [f.__name__ for f in _FUNCTIONS] + ["operator", "filled", "checkpoint", "vmap"]
+_WAYS = [*(f.apply for f in _FUNCTIONS), _operator, _mapped]
+_NAMES = [f.__name__ for f in _FUNCTIONS] + ["operator", "vmap"]
 _DIFFERENTIABLE = [_Inputs, _ReadAgain, _View]
 
 

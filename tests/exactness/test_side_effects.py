@@ -111,14 +111,6 @@ class _Edited(_Block):
         return y
 
 
-class _LazyCounter(_Block):
-    """Makes its counter in its first call."""
-
-    def forward(self, x):
-        self.n_calls = getattr(self, "n_calls", 0) + 1
-        return x + self.compute(x) * (1 + 0.1 * self.n_calls)
-
-
 class _Penalty(_Block):
     """Leaves a loss of its own where the model finds it; it has a graph."""
 
@@ -143,17 +135,6 @@ class _Penalised(nn.Module):
         return x.square().mean() + sum(block.penalty for block in self.blocks)
 
 
-class _Table(_Block):
-    """Keeps a tuple of tensors for the longest batch so far."""
-
-    table = (torch.ones(0),)
-
-    def forward(self, x):
-        if len(self.table[0]) < len(x):
-            self.table = (torch.linspace(1, 2, len(x))[:, None],)
-        return x + self.compute(x) * self.table[0][: len(x)]
-
-
 class _Clamped(_Block):
     def forward(self, x):
         with torch.no_grad():
@@ -165,9 +146,7 @@ SERVED = {
     "buffers of other names": _OtherNames,
     "late": _Late,
     "counter": _Counter,
-    "lazy": _LazyCounter,
     "edited": _Edited,
-    "table": _Table,
 }
 IMPURE = {
     "python": (_Python, "Python"),

@@ -1,7 +1,6 @@
 """Recomputations read what their forwards read, and leave what they found."""
 
 import contextlib
-import functools
 import gc
 import weakref
 
@@ -86,19 +85,6 @@ def _differences(make, loop=None, planner="full"):
     return unequal, kept, alone, model
 
 
-@pytest.mark.parametrize(
-    "layer",
-    [
-        functools.partial(Layer, nn.RReLU()),
-        functools.partial(Layer, nn.RReLU(inplace=True)),
-    ],
-    ids=["module", "in-place"],
-)
-def test_an_operator_that_fills_later_what_it_saves(layer):
-    """Its recomputation does not end in its midst."""
-    assert ([], []) == _differences(lambda: Chain(layer))[:2]
-
-
 class Reads(Layer):
     """Reads all its attributes."""
 
@@ -115,19 +101,10 @@ def _put_away(layer):
 
 
 _CHANGES = {
-    "text": lambda layer: setattr(layer, "which", "b"),
-    "number": lambda layer: setattr(layer, "scale", 3.0),
-    "flag": lambda layer: setattr(layer, "flag", True),
     "function": lambda layer: setattr(layer, "act", torch.sin),
-    "list": lambda layer: layer.factors.append(5.0),
-    "other list": lambda layer: setattr(layer, "factors", [9.0]),
-    "dict": lambda layer: layer.table.update(x=4.0),
-    "rate": lambda layer: setattr(layer.drop, "p", 0.75),
     "put in": lambda layer: setattr(layer, "extra", 2.0),
     "taken out": _put_away,
     "module": lambda layer: setattr(layer, "a", layer.b),
-    "mode": lambda layer: layer.eval(),
-    "hook": lambda layer: layer.a.register_forward_hook(lambda *_: _[2] * 2),
 }
 
 
@@ -237,14 +214,12 @@ _TAKE_PART = {
 }
 
 
-@pytest.mark.parametrize(
-    ("hook", "late"), [*zip(_TAKE_PART.values(), (0, 3, 0, 3), strict=True)]
-)
-def test_hooks_that_take_part(hook, late):
-    """They run again, whenever they came."""
+@pytest.mark.parametrize("hook", _TAKE_PART.values(), ids=_TAKE_PART)
+def test_hooks_that_take_part(hook):
+    """They run again, though they came late."""
 
     def loop(model, x, step):
-        if step == late:
+        if step == 3:
             for layer in model.layers:
                 hook(layer)
         model(x).backward()
