@@ -33,7 +33,7 @@ from mimose.predictors import Estimator, Fit, LeastSquares
 from mimose.session import attach
 
 QUESTION = "Which estimator tells what layers hold, after sixteen shapes?"
-OPTIONS = (common.device("sim"), common.count("--steps", 32, "a model"))
+OPTIONS = (common.device("sim"), common.count("--steps", 28, "a model"))
 
 _SPECS = by_name(
     ModelSpec("bert", {"batch": (4, 12), "length": (64, 256)}),
