@@ -259,7 +259,7 @@ class Driver:
         if not self.plans:
             return Decision("plan", None)
         memory, part = window.memory, len(window.steps)
-        if not part:
+        if self._engine.to_come.unknown and not part:
             self._engine.to_come.check(facts, table, memory)
         if window.reason:
             return Decision("fallback", None, reason=window.reason)
@@ -316,7 +316,8 @@ class Driver:
             if self._is_sharded:
                 after_hooks(self._model, trace.leave_hooks)
         self._footprint.forward_ended()
-        self._engine.ahead.ran(step.facts)
+        if self._engine.ahead.batch:
+            self._engine.ahead.ran(step.facts)
         calls = tuple(map(_CALLS, self._calls.units))
         ran: Decision | None = step.decision
         chosen = step.decision.chosen

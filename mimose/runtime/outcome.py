@@ -61,7 +61,9 @@ def learn(engine: Engine, outcome: StepOutcome) -> None:
     if outcome.is_shared:
         return
     record = outcome.records[-1]
-    growth, is_over = record.observed_growth_bytes, record.is_over
+    observed, highest = record.observed_peak_bytes, record.highest_bytes
+    growth = None if observed is None else observed - record.start_bytes
+    is_over = highest is not None and highest > record.budget_bytes
     if outcome.sample is not None:
         _teach(engine, outcome, outcome.sample)
     if growth is not None:

@@ -614,7 +614,7 @@ class Steps:
                 events=() if trace is None else tuple(trace.events),
                 sample=sample,
                 peak_bytes=window.peak_bytes,
-                headroom_bytes=window.memory.headroom_bytes,
+                headroom_bytes=window.memory.budget_bytes - last.start_bytes,
                 calls=window.calls,
                 between=window.between,
                 released_bytes=window.released_bytes,

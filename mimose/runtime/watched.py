@@ -42,12 +42,15 @@ class Ahead:
     Args:
         policy: Makes the plans.
         memory_now: Tells what is held, as if a step began.
+
+    Attributes:
+        batch: The sizes of the one that the loop has; () where that is not known.
     """
 
     def __init__(self, policy: Policy, memory_now: Callable[[], Memory]) -> None:
         self._policy = policy
         self._memory_now: Callable[[], Memory] | None = memory_now
-        self._batch: Sizes = ()
+        self.batch: Sizes = ()
         self._n_ran = 0
         self._rules: dict[tuple[int, int, StepInput], tuple[Sizes, list[set[int]]]] = {}
         """By how many sizes a batch has, the place behind it and a step but for its
@@ -60,7 +63,7 @@ class Ahead:
             batch: The batch.
             then: The next one; None where it is not known.
         """
-        self._batch, self._n_ran = _sizes(batch), 0
+        self.batch, self._n_ran = _sizes(batch), 0
         to_come = _sizes(then)
         if self._memory_now is None or not to_come:
             return
@@ -79,7 +82,7 @@ class Ahead:
         Args:
             facts: As they turned out to be.
         """
-        batch, place = self._batch, self._n_ran
+        batch, place = self.batch, self._n_ran
         self._n_ran += 1
         if not batch or place >= _MOST_STEPS:
             return
@@ -100,7 +103,7 @@ class Ahead:
 
     def close(self) -> None:
         """Plan for nothing any more, as the session ends: a loop may keep this."""
-        self._memory_now, self._batch = None, ()
+        self._memory_now, self.batch = None, ()
 
 
 def _sizes(batch: object) -> Sizes:
@@ -166,6 +169,7 @@ class ShapesToCome:
         checks: Refuse what no plan can keep within the budget.
 
     Attributes:
+        unknown: Shapes that nothing is known of yet.
         largest: The shape that takes most, as far as is known; None of none.
         least_peak_bytes: What that takes at the least; None where it is not known yet.
     """
@@ -174,8 +178,7 @@ class ShapesToCome:
         self._policy = policy
         self._learner = learner
         self._checks = checks
-        self._open: list[Mapping[str, int]] = []
-        """Those that nothing is known of yet."""
+        self.unknown: list[Mapping[str, int]] = []
         self._as_of = -1
         self.largest: Mapping[str, int] | None = None
         self.least_peak_bytes: float | None = None
@@ -197,7 +200,7 @@ class ShapesToCome:
         if table is not None:
             for shape in told:
                 table.fill(shape, (0,) * len(table.names))
-        self._open, self._as_of = told[:_MOST_SHAPES], -1
+        self.unknown, self._as_of = told[:_MOST_SHAPES], -1
         self.largest, self.least_peak_bytes = next(iter(told), None), None
 
     def check(self, facts: StepInput, table: SizeTable, memory: Memory) -> None:
@@ -212,19 +215,19 @@ class ShapesToCome:
             InfeasibleBudgetError: It cannot.
         """
         n_steps = self._learner.model.n_steps
-        if not self._open or n_steps in (0, self._as_of):
+        if not self.unknown or n_steps in (0, self._as_of):
             return
         self._as_of = n_steps
-        for shape in list(self._open):
+        for shape in list(self.unknown):
             try:
                 sizes = table.fill(shape, facts.sizes)
             except MimoseError as error:
                 _log.warning("mimose: expect: %s; nothing is expected", error)
-                self._open, self.largest = [], None
+                self.unknown, self.largest = [], None
                 return
             peak = self._policy.least_peak_bytes(facts._replace(sizes=sizes), memory)
             if peak is not None:
-                self._open.remove(shape)
+                self.unknown.remove(shape)
                 if peak > (self.least_peak_bytes or 0.0):
                     self.largest, self.least_peak_bytes = shape, peak
                 self._checks.raise_if_expected(shape, peak, memory)
