@@ -61,6 +61,9 @@ _CONTAINERS = frozenset((list, set, deque, *_DICTS))
 _MOST_ITEMS = 10_000
 """Of a container whose content is noted: to read dicts of 50,000 in three layers took
 230 ms a step."""
+_MOST_OF_OBJECTS = 256
+"""The same of containers that objects hold, such as a configuration's, which all layers
+have in common and read in each call: a thousand labels take 60 µs."""
 _NO_OBJECTS = (
     torch.Tensor,
     nn.Module,
@@ -113,15 +116,16 @@ class State:
         self, table: dict[str, Any], copied: dict[str, Any], name: str, value: Any
     ) -> None:
         """Take note of one value: of the tensors in it, and of its content."""
-        is_container = type(value) in _CONTAINERS
-        if is_container and _is_small(value):
+        is_container, is_modules = type(value) in _CONTAINERS, "training" in copied
+        most = _MOST_ITEMS if is_modules else _MOST_OF_OBJECTS
+        if is_container and _has_at_most(most, value):
             self._containers.append(value)
             self._contents.append(_copied(value))
         elif is_container or not isinstance(value, (torch.Tensor, tuple)):
             return
         for place, tensor in enumerate(tensors_in(value)):
             self.has_graph = self.has_graph or tensor.grad_fn is not None
-            if tensor.grad_fn is not None and "training" in copied:  # a module's
+            if tensor.grad_fn is not None and is_modules:
                 self.trouble = f"its attribute {name!r} holds a tensor with a graph"
                 copied[name] = _WITH_GRAPH
             elif tensor.is_inference():
@@ -177,13 +181,13 @@ def _same(value: Any, content: Any) -> bool:
         return False
 
 
-def _is_small(container: Any) -> bool:
+def _has_at_most(most: int, container: Any) -> bool:
     left, n_seen = [container], 0
     while left:
         value = left.pop()
         n_seen += 1
         if type(value) in _CONTAINERS or type(value) is tuple:
-            if n_seen + len(left) + len(value) > _MOST_ITEMS:  # or it holds itself
+            if n_seen + len(left) + len(value) > most:  # or it holds itself
                 return False
             left += value.values() if isinstance(value, dict) else value
     return True
