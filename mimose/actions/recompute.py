@@ -164,19 +164,6 @@ class Inputs:
         given: The caller's tensors, which are not held, and objects.
     """
 
-    __slots__ = (
-        "__weakref__",
-        "_args",
-        "_away",
-        "_kwargs",
-        "_seen",
-        "_spec",
-        "_versions",
-        "given",
-        "has_inference",
-        "tensors",
-    )
-
     def __init__(
         self,
         args: Sequence[Any],
@@ -308,19 +295,6 @@ class Region:
         lend: Tensors that the forward changes, to be lent to each recomputation.
         began: The number of autograd's next node as it began.
     """
-
-    __slots__ = (
-        "_context",
-        "_holders",
-        "_inputs",
-        "_is_whole",
-        "_on_recompute",
-        "_unit",
-        "began",
-        "found",
-        "has_run",
-        "lend",
-    )
 
     def __init__(
         self,
