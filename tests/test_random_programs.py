@@ -21,8 +21,6 @@ from hypothesis import strategies as st
 sys.path.insert(0, str(Path(__file__).parent / "fixtures"))
 import programs
 
-WITHOUT = frozenset(programs.SLOW)
-
 repeatable = settings(
     derandomize=True,
     deadline=None,
@@ -47,7 +45,7 @@ def _holds(program: programs.Program, device: str) -> None:
 @given(data=st.data())
 def test_equal_to_the_bare_twin(session: str, data: Any) -> None:
     """Gradients, buffers, attributes, random state and hooks are those of the twin."""
-    program = data.draw(programs.programs(WITHOUT))
+    program = data.draw(programs.programs())
     _holds(dataclasses.replace(program, session=session), "cpu")
 
 
@@ -55,7 +53,7 @@ def test_equal_to_the_bare_twin(session: str, data: Any) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @repeatable
-@given(program=programs.programs(WITHOUT))
+@given(program=programs.programs())
 def test_equal_on_an_accelerator(sim: Any, program: programs.Program) -> None:
     """The same of the simulated accelerator, whose readings are exact."""
     _holds(program, "sim")
@@ -63,7 +61,7 @@ def test_equal_on_an_accelerator(sim: Any, program: programs.Program) -> None:
 
 def _rows() -> list[programs.Program]:
     """Make programs that have all parts, turns, traits and modes between them."""
-    parts = sorted(set(programs.PARTS) - WITHOUT)
+    parts = sorted(programs.PARTS)
     # Around a backward, anomaly mode is as around a forward, and slow.
     turns = ["evaluation" if t == "anomaly_both" else t for t in sorted(programs.TURNS)]
     n = len(parts) // 2 + 1
