@@ -44,17 +44,6 @@ def test_arms_differ_in_nothing_but_the_action() -> None:
     assert first != second
 
 
-def test_every_fifth_digit_is_held_out() -> None:
-    """No digit is in both parts; each part has all ten classes."""
-    train, held_out = accuracy.load(0)
-    assert (len(train["labels"]), len(held_out["labels"])) == (1437, 360)
-    seen = {tuple(image.flatten().tolist()) for image in train["pixel_values"]}
-    asked = {tuple(image.flatten().tolist()) for image in held_out["pixel_values"]}
-    assert not seen & asked
-    for part in (train, held_out):
-        assert part["labels"].unique().tolist() == list(range(10))
-
-
 def _rows(right: list[int]) -> list[dict[str, Any]]:
     return [{"loss": 0.1, "held_out": 1000, "right": each} for each in right]
 

@@ -36,11 +36,3 @@ def test_recorded_rows_hold_their_bars(device, part):
         assert any("19 of 25" in bar.what for bar in bars)
         right = [row.is_right for row in rows if row.part == "verdict"]
         assert (27, 0) == (right.count(True), right.count(False))
-
-
-@pytest.mark.parametrize("name", advise.BUDGETS)
-def test_each_case_has_a_model_and_a_batch(name):
-    """They are small."""
-    model, sample = getattr(advise, name)()
-    assert sum(each.numel() for each in model.parameters()) < 6e6
-    assert {64} == {len(tensor) for tensor in sample.values()}

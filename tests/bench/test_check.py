@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import argparse
 import csv
-import os
-import subprocess
-import sys
-import warnings
-import zipfile
-from pathlib import Path
 
-import pytest
 import torch
 
 from benchmarks import check
@@ -19,11 +12,6 @@ from benchmarks.check import HOLDS, INFORMATION, MISSED, device, library
 from benchmarks.proofs import check as proof
 from benchmarks.proofs.common import Settings
 from mimose.records import StepRecord
-
-ROOT = Path(__file__).resolve().parents[2]
-needs_checkout = pytest.mark.skipif(
-    not (ROOT / "scripts" / "gpu").exists(), reason="runs in a checkout"
-)
 
 
 def test_a_failing_group_ends_in_a_line(monkeypatch):
@@ -95,49 +83,3 @@ def test_first_planned_steps_are_judged_apart():
     assert (INFORMATION, "50.00%") == (first.verdict, first.seen)
     assert (MISSED, "3.00%") == (p99.verdict, p99.seen)
     assert (HOLDS, "0.10%") == (low.verdict, low.seen)
-
-
-def test_waits_of_cuda_are_its_warnings_and_explicit_calls(monkeypatch):
-    """Each warning counts, each call that waits counts, and all is put back."""
-    modes = ["default"]
-    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: modes[-1])
-    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", modes.append)
-    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
-    before = torch.accelerator.synchronize
-
-    def step():
-        for text in ("a synchronizing CUDA operation",) * 2 + ("something else",):
-            warnings.warn(f"called {text}", stacklevel=1)
-        torch.accelerator.synchronize()
-
-    assert 3 == device.cuda_waits(step)
-    assert before is torch.accelerator.synchronize
-    assert ["default", "warn", "default"] == modes
-
-
-def _script(*arguments, **environment):
-    values = {**os.environ, "PYTHON": sys.executable, **environment}
-    command = ["bash", str(ROOT / "scripts" / "gpu"), *arguments]
-    return subprocess.run(
-        command, env=values, capture_output=True, text=True, check=False
-    )
-
-
-@needs_checkout
-def test_script_names_what_is_missing_and_takes_wheels(tmp_path):
-    """It tells what a bare interpreter lacks; what a wheel brings it does not."""
-    python = tmp_path / "python"
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} -S "$@"\n', encoding="utf-8")
-    python.chmod(0o755)
-    wheels = tmp_path / "wheels"
-    wheels.mkdir()
-    with zipfile.ZipFile(wheels / "cachetools-1-py3-none-any.whl", "w") as wheel:
-        wheel.writestr("cachetools/__init__.py", "")
-
-    for folder, missing in (
-        ("", "torch numpy scipy scikit-learn cachetools"),
-        (str(wheels), "torch numpy scipy scikit-learn"),
-    ):
-        done = _script("check", PYTHON=str(python), PYTHONPATH="", WHEELS=folder)
-        assert 2 == done.returncode
-        assert f"missing on this machine: {missing}\n" in done.stderr

@@ -79,16 +79,6 @@ def test_one_that_takes_too_long_is_ended() -> None:
         list(run_child("benchmarks.proofs.check", {}, 1, limit_seconds=0.01))
 
 
-def test_a_dead_process_can_be_asked_and_closed() -> None:
-    """However often; the error tells who died, with what status, and its last words."""
-    child = Child("hapless", "abc", {"task": 1}, 1)  # a module without work
-    for ask in (child.receive, lambda: child.ask({"step": 1}), child.receive):
-        with pytest.raises(RunFailedError, match="'hapless' ended with code 1: Attr"):
-            ask()
-    child.close()
-    child.close()
-
-
 _STARTER = """
 import os, subprocess, sys
 busy = "from mimose.bench.serve import end_with_parent as e; e(); print(1, flush=1)"

@@ -102,22 +102,6 @@ def test_the_bars() -> None:
     ]
 
 
-def test_every_plan_is_run_and_compared() -> None:
-    """In each round as told, here in the tests' own process, on a tiny model."""
-    plans = ["kkkkkk", "llrrkk", "rrrrrr"]
-    said = list(menu.work(_task(plans)))
-    assert sorted((each["plan"], each["round"]) for each in said) == [
-        (plan, number) for plan in ["", *plans] for number in range(2)
-    ]
-    assert all(each["seconds"] > 0 for each in said)
-
-
-def _task(plans: list[str]) -> dict[str, Any]:
-    sizes = json.dumps({"length": 12})
-    task = {"workload": "qa-bert", "scale": "tiny", "seed": 0, "rounds": 2}
-    return {**task, "plans": {sizes: plans}}
-
-
 @pytest.mark.skipif(not DOCS.exists(), reason="runs in a checkout")
 def test_what_the_documentation_says_comes_from_the_rows() -> None:
     """Every line of the table."""

@@ -33,12 +33,6 @@ def test_published_overheads_are_linear_between_rows(
     assert published("resnet50", share) == (pytest.approx(overhead), share)
 
 
-def test_below_its_least_row_that_row_is_returned() -> None:
-    """With its own share, so that nobody takes it for less memory."""
-    assert published("vgg16", 1 / 3) == (0.0911, 5.51 / 14.12)
-    assert published("bert", 1 / 3) is None
-
-
 def _row(**changes: Any) -> monet.MonetRow:
     fields = {
         "model": "resnet50",

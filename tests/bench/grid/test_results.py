@@ -56,12 +56,3 @@ def test_the_readme_comes_from_the_rows(cells):
         f"takes {oracle.seconds.value - 1:.0%} more time than that",
     ):
         assert said in text
-
-
-@pytest.mark.parametrize("name", ["mimose", "mimose-paper", "static"])
-def test_the_budget_is_kept_in_twelve_cells_of_twelve(cells, name):
-    """Four workloads at three budgets, sixty measured steps each."""
-    own = [cell for cell in cells if cell.strategy == name]
-    assert len(own) == 12
-    assert {cell.steps for cell in own} == {60}
-    assert all(cell.keeps_budget for cell in own)

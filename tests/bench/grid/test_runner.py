@@ -7,11 +7,9 @@ import pytest
 
 pytest.importorskip("transformers")
 
-from mimose.bench.child import RunFailedError
 from mimose.bench.grid.runner import INTERRUPTED, GridRow, GridSettings, WorkloadRun
 from mimose.bench.rows import read, write
 
-MIB = 2**20
 _LENGTHS = tuple({"length": n} for n in (40, 30, 20, 30, 25, 40))
 
 
@@ -58,35 +56,11 @@ def test_flops_are_counted_where_a_strategy_does_not_tell_them(run, children):
     assert {asked[2] for asked in children.of("mimose-paper").counts} == {"plan"}
 
 
-def test_the_longest_batch_is_measured(run, children):
-    """Plain training finds it, and everybody else is told; so is the budget."""
-    run("full", "mimose")
-    longest = children.of("none").first["sizes"][0]
-    assert children.of("none").first["longest"] is None
-    assert children.of("full").first["longest"] == longest
-    assert children.of("mimose").first["longest"] == longest
-    assert children.of("mimose").first["headroom_bytes"] == 200 * MIB
-
-
 def test_a_strategy_that_fails_says_so_in_a_row(run):
     """And the others go on."""
     rows = run("static", "mimose")
     assert [row.problem for row in rows["static"]] == ["", "", "memory ran out"]
     assert len(rows["mimose"]) == 6
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "complaint"),
-    [
-        ("plain_growth", 5, "grows by 5 bytes"),
-        ("private_bytes", 2**60, r"1 more processes of 10\d+\.\d GiB"),
-    ],
-)
-def test_what_cannot_be_compared(run, children, monkeypatch, name, value, complaint):
-    """Nothing to plan; or processes that do not fit beside each other."""
-    monkeypatch.setattr(children, name, value)
-    with pytest.raises(RunFailedError, match=complaint):
-        run("mimose")
 
 
 def test_an_interrupted_run_keeps_its_steps(run):

@@ -18,7 +18,6 @@ _NO_DROPOUT = {
         "hidden_dropout_prob": 0.0,
         "attention_probs_dropout_prob": 0.0,
     },
-    "gpt2": {**_EAGER, "resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0},
     "resnet": {},
 }
 
