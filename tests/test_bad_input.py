@@ -83,11 +83,7 @@ def test_a_budget_that_does_not_parse(toys, budget):
         ("actions", ("keep", "forget")),
         ("planner", "clever"),
         ("predictor", "oracle"),
-        ("on_infeasible", "ignore"),
         ("cache_size", 0),
-        ("meter", "rss"),
-        ("agree", "always"),
-        ("actions", None),
     ],
 )
 def test_arguments_that_mean_nothing(toys, argument, value):
@@ -154,16 +150,6 @@ def test_a_second_attach(toys):
     assert [] == toys.leftovers(model)
 
 
-def test_two_models_have_two_sessions(toys):
-    """Models that share nothing are planned side by side."""
-    first, second = toys.chain(2), toys.chain(3)
-    with mimose.attach(first, "1TiB") as one, mimose.attach(second, "1TiB") as other:
-        first(toys.inputs()).backward()
-        second(toys.inputs()).backward()
-        second(toys.inputs()).backward()
-    assert (1, 2) == (len(one.records), len(other.records))
-
-
 def _checkpointing(model, what):
     """Call a method whose name has changed with transformers' versions."""
     names = (f"{word}_checkpointing_{what}" for word in ("activation", "gradient"))
@@ -227,35 +213,6 @@ def test_inputs_on_another_device(toys, is_first):
     assert n_steps + 1 == len(session.records)
 
 
-def test_a_file_for_records_that_cannot_be_opened(toys, tmp_path):
-    """The system's own error comes through, and nothing is left."""
-    model = toys.chain(2)
-    with pytest.raises(IsADirectoryError):
-        mimose.attach(model, "1TiB", record_to=tmp_path)
-    assert [] == toys.leftovers(model)
-
-
-def test_a_refused_session_leaves_no_file(toys, tmp_path):
-    """Nor does one for records that it has made stay open."""
-    model = toys.chain(2)
-    path = tmp_path / "new" / "records.jsonl"
-    with pytest.raises(mimose.InfeasibleBudgetError):
-        mimose.attach(model, "1MiB", record_to=path)
-    assert not path.exists()
-    assert [] == toys.leftovers(model)
-
-
-@pytest.mark.parametrize("use_cache", [True, False])
-def test_a_model_that_would_make_a_cache_is_told_of(toys, meter, caplog, use_cache):
-    """Its losses may differ in the last bits from those of a run with the cache."""
-    model = toys.zoo_model("gpt2")
-    model.config.use_cache = use_cache
-    with mimose.attach(model, "1TiB", meter=meter):
-        pass
-    told = [r for r in caplog.records if "use_cache" in r.getMessage()]
-    assert int(use_cache) == len(told)
-
-
 def test_ranks_that_do_not_know_of_each_other_yet_are_told_to_wait(monkeypatch, toys):
     """A session attached before there is a group would agree with nobody for good."""
     monkeypatch.setenv("WORLD_SIZE", "2")
@@ -264,20 +221,3 @@ def test_ranks_that_do_not_know_of_each_other_yet_are_told_to_wait(monkeypatch, 
         mimose.attach(model, "1TiB", units=nn.Sequential)
     mimose.attach(model, "1TiB", units=nn.Sequential, agree=None).detach()
     mimose.attach(toys.chain(2), "1TiB").detach()
-
-
-@pytest.mark.parametrize("model", ["bert", nn.Linear, None])
-def test_what_is_no_model(model):
-    """A name, or a class that nobody has made a model of."""
-    with pytest.raises(TypeError, match=r"torch\.nn\.Module, got"):
-        mimose.attach(model, "1TiB")
-
-
-@pytest.mark.parametrize("size", [0, 1.5, True])
-def test_a_size_that_no_batch_has(toys, meter, size):
-    """What is asked for has to be possible."""
-    model = toys.chain(2)
-    with mimose.attach(model, "1TiB", meter=meter) as session:
-        toys.train(model, [toys.inputs(n) for n in (8, 12)])
-        with pytest.raises(mimose.MimoseError, match="at least 1, got"):
-            session.explain({"x.0": size})

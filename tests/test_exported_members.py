@@ -29,25 +29,6 @@ def test_every_exception_is_exported():
 
 
 @pytest.mark.parametrize(
-    ("error", "standard"),
-    [
-        (mimose.BudgetError, ValueError),
-        (mimose.InfeasibleBudgetError, mimose.BudgetError),
-        (mimose.NoUnitsError, ValueError),
-        (mimose.AlreadyAttachedError, RuntimeError),
-        (mimose.CheckpointingConflictError, mimose.AlreadyAttachedError),
-        (mimose.StateMismatchError, ValueError),
-        (mimose.NotRecomputableError, RuntimeError),
-        (mimose.LateChangeError, RuntimeError),
-        (mimose.OtherRankError, RuntimeError),
-    ],
-)
-def test_exceptions_are_standard_ones_as_well(error, standard):
-    """Each error can be caught as the standard class that it is."""
-    assert issubclass(error, standard)
-
-
-@pytest.mark.parametrize(
     "error",
     [
         mimose.NotRecomputableError({3: "layers.3", 4: "layers.4"}, "it draws lots"),

@@ -24,15 +24,6 @@ def _record(step=0, **fields):
     )
 
 
-def test_growths_are_over_the_start():
-    """Predicted and observed growth leave out what was held before."""
-    record = _record(observed_peak_bytes=400)
-    assert (250.0, 300) == (
-        record.predicted_growth_bytes,
-        record.observed_growth_bytes,
-    )
-
-
 def test_what_is_dropped_stays_in_the_totals(monkeypatch):
     """A long run's sums are those of all its steps."""
     all_ = Records()
@@ -56,16 +47,6 @@ def test_what_is_dropped_stays_in_the_totals(monkeypatch):
         few.totals().steps_over,
         few.totals().collected_flops,
     )
-
-
-def test_a_record_takes_the_place_of_what_was_known():
-    """Steps stay in their order, whichever ends first."""
-    records = Records()
-    for step in (0, 2, 1):
-        records.close(_record(step))
-    records.close(_record(2, reason="two backwards"))
-    assert [0, 1, 2] == [record.step for record in records]
-    assert "two backwards" == records[-1].reason
 
 
 def test_closed_records_are_lines_of_json(tmp_path):

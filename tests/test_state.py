@@ -92,7 +92,6 @@ def test_another_model_is_refused(toys, meter, learned, name, said):
     ("part", "value", "message"),
     [
         ("version", 1, "version: 1 there"),
-        ("device", "cuda: NVIDIA H100", "'cuda: NVIDIA H100' there"),
         ("settings", {"torch": "1.0"}, "torch: '1.0' there"),
         ("parameters", {"w": "(1,) torch.half"}, "'missing'"),
     ],
@@ -108,21 +107,7 @@ def test_other_settings_are_refused(toys, meter, learned, part, value, message):
         other.load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    ("option", "said"),
-    [({"actions": "lean"}, "actions: 'k")],
-)
-def test_another_argument_is_refused(toys, meter, learned, option, said):
-    """Samples are the same, but a setting was changed: it says which."""
-    model, state = learned
-    with (
-        mimose.attach(model, "1GiB", meter=meter, **option) as other,
-        pytest.raises(StateMismatchError, match=said),
-    ):
-        other.load_state_dict(state)
-
-
-@pytest.mark.parametrize("nonsense", [None, [], {"of": {}}])
+@pytest.mark.parametrize("nonsense", [None, {"of": {}}])
 def test_nonsense_is_refused(toys, meter, nonsense):
     """Whatever is not a state is refused as such."""
     with (

@@ -85,22 +85,3 @@ def test_no_private_torch_elsewhere(path: Path) -> None:
     found = list(_private_names(ast.parse(path.read_text(encoding="utf-8"))))
 
     assert [] == found
-
-
-def test_all_is_documented() -> None:
-    """Each part has a text of its own."""
-    body = ast.parse(ONE.read_text(encoding="utf-8")).body
-    without = set()
-    for node, after in zip(body, [*body[1:], None], strict=True):
-        if isinstance(node, ast.FunctionDef):
-            name, has_text = node.name, bool(ast.get_docstring(node))
-        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
-            target = node.targets[0] if isinstance(node, ast.Assign) else node.target
-            name = ast.unparse(target)
-            has_text = isinstance(after, ast.Expr)
-        else:
-            continue
-        if not (has_text or name.startswith("_")):
-            without.add(name)
-
-    assert set() == without

@@ -31,16 +31,11 @@ def test_what_can_be_read(read: Callable[[str], Any], text: str, value: Any) -> 
     ("read", "text"),
     [
         (usage.at_least_one, "0"),
-        (usage.at_least_one, "1.5"),
-        (usage.seed, "-1"),
         (usage.seed, "4294967296"),
-        (usage.positive, "0"),
         (usage.positive, "inf"),
         (usage.positive, "soon"),
         (usage.names, " ,"),
         (usage.shares, "0.5,"),
-        (usage.shares, "1.01"),
-        (usage.shares, "0"),
         (usage.shares, "50%"),
     ],
 )

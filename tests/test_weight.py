@@ -56,9 +56,3 @@ def _loaded_with(planner: str) -> str:
 def test_a_session_imports_nothing_heavy() -> None:
     """Neither attaching nor planned training loads scikit-learn, SciPy or pandas."""
     assert "[] []" == _loaded_with("auto")
-
-
-@pytest.mark.slow
-def test_what_a_planner_needs_comes_before_the_first_step() -> None:
-    """Importing takes memory: in a step, it would be taken for the step's own."""
-    assert "['scipy'] ['scipy']" == _loaded_with("optimal")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import logging
 import os
 import subprocess
 import sys
@@ -78,17 +77,6 @@ def test_the_urgent_comes_first_and_the_newest_of_a_key(worker, blocked):
     blocked.set()
     _wait_for_all(worker)
     assert done == ["learn", "other", "new", "refine"]
-
-
-def test_the_stalest_work_is_dropped(worker, blocked):
-    """The queue is bounded, and lessons stay."""
-    done = []
-    for n in range(100):
-        worker.submit(Lane.PLAN, n, lambda n=n: done.append(n))
-    worker.submit(Lane.LEARN, 1, lambda: done.append("learn"))
-    blocked.set()
-    _wait_for_all(worker, Lane.PLAN)
-    assert done == ["learn", *range(38, 100)]
 
 
 def test_who_waits_for_lessons_learns_them(worker, blocked):
@@ -186,9 +174,7 @@ sys.exit(0 if codes == {0} else f"children ended with {codes}")
 @pytest.mark.parametrize(
     ("end", "code", "said"),
     [
-        ("pass", 0, ""),
         ("1 / 0", 1, "ZeroDivisionError: division by zero"),
-        ("raise KeyboardInterrupt", -2, "KeyboardInterrupt"),
     ],
 )
 def test_the_interpreter_ends(end, code, said):
@@ -251,21 +237,6 @@ def test_results_budget_and_phases_are_as_without(toys, meter):
     assert any("keep" in r.actions for r in late)
 
 
-def test_a_failure_is_told_at_the_next_step_and_training_goes_on(toys, meter, caplog):
-    """Learned inline from then on: plans come all the same."""
-    model = toys.chain(4)
-    with mimose.attach(model, "1TiB", meter=meter) as session:
-        toys.train(model, [toys.inputs(n) for n in LENGTHS[:2]])
-        session._engine.learner._teach(lambda _: 1 / 0)
-        session._engine.worker.catch_up()
-        with caplog.at_level(logging.WARNING, "mimose"):
-            toys.train(model, [toys.inputs(n) for n in LENGTHS[2:]])
-        assert "plan" == session.records[-1].phase
-    said = [r.getMessage() for r in caplog.records if "thread" in r.getMessage()]
-    assert len(said) == 1
-    assert "ZeroDivisionError" in said[0]
-
-
 def test_a_session_dropped_without_detach_leaves_nothing(toys, meter):
     """Nor does one whose step was cut off by an interrupt."""
     model = toys.chain(4)
@@ -298,18 +269,3 @@ def test_workers_of_a_loader_are_forked_beside_it(toys, meter):
                 model(batch).sum().backward()
                 model.zero_grad()
         assert "plan" == session.records[-1].phase
-
-
-def test_no_step_of_a_known_context_waits(toys, meter):
-    """Whatever waits to be learned, a step goes on with what is known."""
-    model = toys.chain(4)
-    with mimose.attach(model, "1TiB", meter=meter) as session:
-        toys.train(model, [toys.inputs(n) for n in LENGTHS])
-        assert "plan" == session.records[-1].phase
-        goes_on = threading.Event()
-        session._engine.learner._teach(lambda taught: goes_on.wait(20) and taught)
-        toys.train(model, [toys.inputs(n) for n in (33, 47)])
-        assert not goes_on.is_set()
-        assert ["plan"] * 2 == [r.phase for r in list(session.records)[-2:]]
-        goes_on.set()
-        session._engine.worker.catch_up()
