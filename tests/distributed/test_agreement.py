@@ -19,19 +19,12 @@ _CASES = {
     "sends": {"kind": "sends", "steps": 9},
     "parallel": {"kind": "parallel", "steps": 8},
     "cold": {"kind": "groups", "steps": 8, "warm": 0},
-    "all actions": {"kind": "groups", "steps": 4, "actions": "all"},
-    "fixed": {"kind": "groups", "steps": 4, "planner": "every-2"},
-}
-_TOLD = {
-    "groups": "blocks.0",
-    "sends": "attach(agree=...)",
 }
 _SILENT = ("fsdp", "ddp")
 _REFUSED = ("attach", "planner", "unlike")
-_LATER = ("groups", "in between")
+_LATER = ("groups",)
 _OUT_OF_MEMORY: dict[str, dict[str, Any]] = {
     "sharded": {"kind": "fsdp", "way": "loop"},
-    "inside of a wrapper": {"kind": "ddp", "way": "inner"},
     "by step": {"kind": "groups", "way": "step"},
     "nobody": {"kind": "plain", "way": "loop"},
 }
@@ -43,13 +36,10 @@ def trained(launch: Callable[..., Any]) -> Any:
     cases = {
         **{name: {"do": "train", **case} for name, case in _CASES.items()},
         "norms": {"do": "norms"},
-        **{f"told {kind}": {"do": "told", "kind": kind} for kind in _TOLD},
         **{f"silent {kind}": {"do": "silent", "kind": kind} for kind in _SILENT},
         **{f"refused {how}": {"do": "refused", "how": how} for how in _REFUSED},
         **{f"later {kind}": {"do": "later", "kind": kind} for kind in _LATER},
-        "bad": {"do": "bad_agree"},
         **{n: {"do": "out_of_memory", **c} for n, c in _OUT_OF_MEMORY.items()},
-        "gone": {"do": "group_gone"},
         "impure": {"do": "impure"},
     }
     return launch("agreement_cases:call", cases, limit_seconds=_LIMIT_SECONDS)
@@ -91,30 +81,15 @@ def test_a_rank_that_knows_all_waits_for_one_that_learns(trained: Any) -> None:
 
 def test_each_forward_exchanges_once(trained: Any) -> None:
     """And once to meet; layers that wait run under keep and recompute alone."""
-    for case in ("groups", "fixed", "all actions"):
-        for rank in trained[case]:
-            assert 1 + len(rank["phases"]) == rank["exchanges"]
-            assert {"r", "k"} >= set("".join(rank["actions"]))
+    for rank in trained["groups"]:
+        assert 1 + len(rank["phases"]) == rank["exchanges"]
+        assert {"r", "k"} >= set("".join(rank["actions"]))
 
 
 def test_nothing_is_sent_where_layers_do_not_wait(trained: Any) -> None:
     """No group is made."""
     for kind in _SILENT:
         assert [{"steps": 3, "sent": []}] * 2 == trained[f"silent {kind}"]
-
-
-@pytest.mark.parametrize("kind", _TOLD)
-def test_that_ranks_agree_is_told(trained: Any, kind: str) -> None:
-    """A line in the log says why, and a row in the report what it took."""
-    for rank in trained[f"told {kind}"]:
-        (line,) = rank["lines"]
-        assert "2 ranks" in line
-        assert _TOLD[kind] in line
-        (row,) = rank["report"]
-        assert "2 agree" in row
-        assert {"n_ranks": 2, "n_exchanges": 3, "n_changed": 0}.items() <= (
-            rank["use"].items()
-        )
 
 
 def test_a_layer_that_cannot_be_recomputed_is_an_error_where_others_wait(
@@ -154,24 +129,9 @@ def test_layers_that_come_to_wait_are_refused(trained: Any, kind: str) -> None:
 def test_nothing_is_run_again_where_others_wait(trained: Any) -> None:
     """Out of memory is an error that says so; where nobody waits it is survived."""
     found = {case: trained[case] for case in _OUT_OF_MEMORY}
-    for case in ("sharded", "inside of a wrapper", "by step"):
+    for case in ("sharded", "by step"):
         for name, said, retries in found[case]:
             assert ("OutOfMemoryError", "0") == (name, retries)
             assert said.startswith("CUDA out of memory")
             assert "1024.00 GiB" in said
     assert [["nothing", "", "1"]] * 2 == found["nobody"]
-
-
-def test_a_group_that_is_gone_is_told_of(trained: Any) -> None:
-    """A forward says what to do, and detaching is no error."""
-    for forward, detach in trained["gone"]:
-        assert "MimoseError" == forward[0]
-        assert "destroy_process_group()" in forward[1]
-        assert ["nothing", ""] == detach
-
-
-def test_agree_is_checked_at_the_door(trained: Any) -> None:
-    """Another word, and what is no group, say what may be given."""
-    for found in trained["bad"]:
-        assert ["ValueError", "TypeError"] == [name for name, _ in found[:2]]
-        assert "'always'" in found[0][1]

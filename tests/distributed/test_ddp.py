@@ -9,7 +9,6 @@ import pytest
 
 pytestmark = pytest.mark.timeout(300)  # all of a launch is its first test's
 _SETTINGS: dict[str, dict[str, Any]] = {
-    "plain": {},
     "static graph, unused": {
         "options": {"static_graph": True},
         "model_options": {"unused": True},
@@ -18,7 +17,6 @@ _SETTINGS: dict[str, dict[str, Any]] = {
         "options": {"gradient_as_bucket_view": True},
         "n_parts": 2,
     },
-    "norm, accumulation": {"model_options": {"norm": True}, "n_parts": 2},
 }
 _CASES = {name: {"attach_to": "inner", **each} for name, each in _SETTINGS.items()} | {
     "wrapper": {"attach_to": "wrapper", "n_parts": 3},

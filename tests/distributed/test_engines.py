@@ -18,12 +18,7 @@ _FIXTURES = Path(__file__).parents[1] / "fixtures"
 _LIMIT_SECONDS = 200.0
 _TORCHRUN = ("torch.distributed.run", "--nproc-per-node", "2")
 _RESTARTED = ("--standalone", "--max-restarts", "1", "--monitor-interval", "0.1")
-_CONFIGURED = ("--config_file", str(_FIXTURES / "engine_accelerate.yaml"))
 _ENGINES: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    "accelerate": (
-        ("-m", "accelerate.commands.launch", *_CONFIGURED),
-        ("accelerate",),
-    ),
     "trainer": (("-m", *_TORCHRUN), ("transformers", "accelerate")),
     "lightning": ((), ("lightning",)),
     "elastic": (("-m", *_TORCHRUN, *_RESTARTED), ()),

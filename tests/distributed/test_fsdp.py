@@ -15,7 +15,6 @@ _CASES: dict[str, dict[str, Any]] = {
         "n_parts": 2,
         "reshards": False,
     },
-    "root only": {"groups": "root"},
     "attached before, mixed precision": {
         "groups": "layers",
         "attached_before": True,
@@ -32,14 +31,8 @@ def trained(launch: Callable[..., Any]) -> Any:
 
 @pytest.mark.parametrize("case", _CASES)
 def test_gradients_are_those_of_bare_fsdp(trained: Any, case: str) -> None:
-    """Gradients and random state are equal though ranks recompute other layers.
-
-    The optimizer's state counts by what each rank holds of it.
-    """
+    """Gradients and random state are equal though ranks recompute other layers."""
     first, second = trained[case]
-    for rank in (first, second):
-        held, seen = rank["state and what was seen"]
-        assert held == seen > 0
     assert first["differences"] == second["differences"] == []
     assert first["actions"] == "rkrk"
     assert second["actions"] == "krkr"
@@ -47,7 +40,6 @@ def test_gradients_are_those_of_bare_fsdp(trained: Any, case: str) -> None:
 
 _PREDICTED: dict[str, dict[str, Any]] = {
     "one group a layer": {"groups": "layers"},
-    "root only, resharded": {"groups": "root", "n_steps": 13},
 }
 
 
@@ -66,7 +58,7 @@ def test_peaks_are_predicted(predicted: Any, case: str) -> None:
     """
     for rank in predicted[case]:
         assert rank["kept"] and rank["recomputed"]
-        assert rank["unplanned"] <= (8 if "root" in case else 7)
+        assert rank["unplanned"] <= 7
         assert len(rank["errors"]) >= 5
         assert max(map(abs, rank["errors"])) <= 0.02
         assert rank["over"] == 0

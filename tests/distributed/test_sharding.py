@@ -12,11 +12,7 @@ _FUNCTIONS = (
     "why_units_communicate",
     "load_the_first_ranks_state",
     "load_another_shardings_state",
-    "load_a_parallel_models_state",
-    "zero_redundancy",
     "refuse_old_wrapper",
-    "share_of_the_host",
-    "attach_alone",
 )
 
 
@@ -36,17 +32,12 @@ def test_units_that_communicate(told: Any) -> None:
     expected = {
         "plain": "",
         "one group": "",
-        "replicated groups": "",
-        "under a root": "",
         "groups inside": "0 is a sharded group of its own (fully_shard), gathered in "
         "each call",
         "groups inside that stay": "",
-        "groups of one rank inside": "",
         "synchronous norm": "1 is a SyncBatchNorm",
         "tensor parallel": f"0 {parallel}",
-        "parallel over one rank": "",
         "both": f"0 {parallel}",
-        "both, parallel over one rank": "",
         "wrapper": "0 is a DistributedDataParallel",
         "old wrapper": "it is a FullyShardedDataParallel",
     }
@@ -75,41 +66,11 @@ def test_states_of_another_sharding_are_refused(told: Any) -> None:
     assert "over 2 ranks" in wrapped["layers"]
 
 
-def test_states_of_another_parallelism_are_refused(told: Any) -> None:
-    """The message names how a parameter is shared; one rank is as none."""
-    first, second = told["load_a_parallel_models_state"]
-    assert first == second
-    assert "" == first["plain in plain"] == first["parallel in parallel"]
-    assert "" == first["over one rank in plain"]
-    for where in ("plain in parallel", "parallel in plain"):
-        assert "parameters: layers.0.mlp.1.weight: '(128, 32)" in first[where]
-        assert "over 2 ranks' " in first[where]
-    assert "float32, Shard(dim=0) over 2 ranks' there" in first["parallel in plain"]
-
-
-def test_a_rank_may_attach_alone(told: Any) -> None:
-    """Where nothing waits, a session on one rank asks nothing of the others."""
-    assert [2, 0] == told["attach_alone"]
-
-
-def test_zero_redundancy(told: Any) -> None:
-    """Under ZeRO-1 each rank's part of the optimizer's state is what counts."""
-    for rank in told["zero_redundancy"]:
-        assert rank["differences"] == []
-        assert rank["seen"] == rank["held"] > 0
-
-
 def test_fsdp1_is_refused(told: Any) -> None:
     """The error says what to use in its place."""
     for message in told["refuse_old_wrapper"]:
         assert "FSDP1" in message
         assert "fully_shard" in message
-
-
-def test_ranks_share_the_host(told: Any) -> None:
-    """A fraction as a budget is one of the rank's share of the host's memory."""
-    for budget_bytes, total_bytes in told["share_of_the_host"]:
-        assert budget_bytes == total_bytes // 2 // 2
 
 
 def test_deepspeed_is_refused() -> None:
