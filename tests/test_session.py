@@ -103,16 +103,6 @@ def test_the_step_after_an_exception_is_exact(toys, fails_in, planner):
     assert "several forwards" not in "".join(record.reason for record in later)
 
 
-class _NoForwardSet(nn.Linear):
-    """A layer whose forward cannot be replaced."""
-
-    def __setattr__(self, name, value):
-        if name == "forward":
-            msg = "forward is fixed"
-            raise AttributeError(msg)
-        super().__setattr__(name, value)
-
-
 def test_detaching_twice_is_harmless(toys):
     """The second detach finds nothing to do, also where another session came."""
     model = toys.chain(2)

@@ -8,7 +8,6 @@ import torch
 
 import mimose
 from mimose.actions.host import Copies
-from mimose.exceptions import BudgetError
 from mimose.runtime import engine
 
 pytestmark = pytest.mark.sim
@@ -173,24 +172,6 @@ def test_it_is_learned_and_planned(sim, toys, monkeypatch, action):
     assert max(abs(record.prediction_error) for record in planned[-5:]) < 0.01
 
 
-@pytest.mark.parametrize(
-    ("options", "match"),
-    [
-        ({"actions": "lean"}, "none of the actions 'lean' holds anything on the host"),
-        (
-            {"actions": "all", "host_budget": "much"},
-            "host_budget.*'much' is not a size",
-        ),
-        ({"actions": "all", "host_budget": 2.0}, "host_budget.*fraction"),
-    ],
-)
-def test_budgets_that_cannot_be(toys, options, match):
-    """The error says whose budget it is, and what it may be."""
-    model = toys.chain(2).to("sim")
-    with pytest.raises(BudgetError, match=match):
-        mimose.attach(model, "1GiB", **{"host_budget": "1GiB", **options})
-
-
 ROW = 512 * 128 * 4
 HOST_BYTES = {"offload": 3 * (2 * ROW + ROW // 4), "offload_input": 3 * ROW}
 """What a step of three blocks sends to the host."""
@@ -287,20 +268,3 @@ def test_an_edit_that_nobody_counts(toys, sim, caplog):
         model.zero_grad()
         model(x).sum().backward()
     assert "edits through .data" in caplog.text
-
-
-def test_a_backward_that_runs_twice(toys, sim):
-    """What was brought back goes, and comes once more."""
-    bare, model = (_layers(lambda _: None).to("sim") for _ in range(2))
-    x = torch.randn(64, 64).to("sim")
-    loss = bare(x).sum()
-    loss.backward(retain_graph=True)
-    loss.backward()
-    with _attached(toys, model):
-        model(x).sum().backward()
-        model.zero_grad()
-        loss = model(x).sum()
-        loss.backward(retain_graph=True)
-        loss.backward()
-    for one, other in zip(bare.parameters(), model.parameters(), strict=True):
-        assert torch.equal(one.grad, other.grad)

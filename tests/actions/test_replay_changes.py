@@ -56,15 +56,6 @@ class Normed(_Layer):
         return self.b(functional.gelu(self.norm(self.a(x))))
 
 
-class Branched(_Layer):
-    """Two outputs of one activation."""
-
-    def forward(self, x):
-        """Map (rows, width) to two of the same."""
-        h = functional.silu(self.norm(x))
-        return self.a(h), self.b(h)
-
-
 class Model(nn.Module):
     """One layer behind something that has a graph.
 
@@ -129,21 +120,6 @@ def test_a_mask_that_hides_nothing_at_first():
         for mask in [nothing] * 4 + [something] * 4:
             found, expected = (_gradients(m, _x(), mask=mask) for m in (model, bare))
             assert _same(found, expected)
-
-
-def test_two_parts_of_a_graph_one_after_the_other():
-    """Without keeping it: what the second needs is there yet."""
-    model = Model(Branched())
-    bare = copy.deepcopy(model)
-
-    def gradients(one):
-        a, b = one(_x())
-        first = torch.autograd.grad(a.square().sum(), [one.layer.a.weight])
-        return [*first, *torch.autograd.grad(b.square().sum(), [one.layer.b.weight])]
-
-    with _attach(model):
-        for _ in range(4):
-            assert _same(gradients(model), gradients(bare))
 
 
 def test_empty_and_single_rows():

@@ -296,12 +296,6 @@ class _Reads(_Block):
         return x + self.compute(x + state.x)
 
 
-def test_a_tensor_in_a_dataclass_edited_between_layers():
-    """It is looked into, like lists and dicts."""
-    torch.manual_seed(0)
-    assert _compare(_Stateful(), "full").summary().kept_units
-
-
 def test_a_tensor_in_a_dataclass_edited_after_the_forward():
     """Too late for another forward: an error names the layer, which is kept then."""
     torch.manual_seed(0)
@@ -434,19 +428,3 @@ def test_a_failed_first_forward_hides_nothing(toys, meter, planner):
         actual = train(planned)
     assert [] == toys.differences(expected, actual)
     assert ["blocks.0"] == list(session.summary().kept_units)
-
-
-def test_models_with_kept_layers_are_planned(toys, meter):
-    """Two layers that draw are kept; the others are planned, and predicted exactly."""
-    model = toys.chain(5)
-    model.blocks[1], model.blocks[3] = _Draws(16), _Draws(16)
-    batches = [toys.inputs(64 * n) for n in (8, 24, 16, 12, 20, 32, 28, 10) * 3]
-    budget = toys.budget_between(toys.chain(5), batches, 0.7, meter)
-    with mimose.attach(model, budget, meter=meter, units=_is_block) as session:
-        toys.train(model, batches)
-    last = list(session.records)[-8:]
-    assert ["blocks.1", "blocks.3"] == sorted(session.summary().kept_units)
-    assert {"plan"} == {record.phase for record in last}
-    assert any("recompute" in record.actions for record in last)
-    assert max(abs(record.prediction_error) for record in last) < 0.001
-    assert not any(record.is_over for record in last)

@@ -1,7 +1,5 @@
 """What is known of a step before it runs."""
 
-import json
-
 import torch
 
 import mimose
@@ -78,39 +76,6 @@ def test_counters_do_not_keep_a_shape_from_being_planned(toys, meter):
     phases = [record.phase for record in session.records]
     assert "plan" in phases
     assert {"plan"} == set(phases[phases.index("plan") :])
-
-
-class _Named(torch.nn.Module):
-    """A chain that is told the names of its samples."""
-
-    def __init__(self, chain):
-        super().__init__()
-        self.chain = chain
-
-    def forward(self, x, ids):
-        del ids
-        return self.chain(x)
-
-
-def test_names_of_samples_do_not_keep_a_shape_from_being_planned(toys, meter):
-    """Texts that differ in every batch are data: one context, few steps to learn it."""
-    model = _Named(toys.chain(3))
-    batches = [
-        (toys.inputs(n), [f"sample {i} {j}" for j in range(n)])
-        for i, n in enumerate((8, 24, 16, 12, 20, 32, 28, 10) * 3)
-    ]
-    found, session = toys.compare(model, batches, meter=meter)
-    assert [] == found
-    phases = [record.phase for record in session.records]
-    assert phases.count("collect") <= 10
-    assert {"plan"} == set(phases[-8:])
-    assert len(session._engine.learner.model.patterns) <= 2
-    state = json.loads(json.dumps(session.state_dict()))
-    again = _Named(toys.chain(3))
-    with mimose.attach(again, "1TiB", meter=meter) as other:
-        other.load_state_dict(state)
-        toys.train(again, batches[:3])
-    assert "collect" not in {record.phase for record in other.records}
 
 
 class _Ragged(torch.nn.Module):

@@ -206,33 +206,6 @@ def _manual(package):
     return Manual
 
 
-def test_manual_optimization(toys, run):
-    """Backward, step and zero_grad inside the training step."""
-
-    def step(lit, batch, index):
-        optimizer = lit.optimizers()
-        loss = lit.model(batch)
-        optimizer.zero_grad()
-        lit.manual_backward(loss)
-        optimizer.step()
-
-    make = functools.partial(_lit, toys, step, cls=_manual(L))
-    _, callback = run(make, share=0.4)
-    assert 0 == callback.session.summary().steps_over
-    assert "plan" == callback.session.records[-1].phase
-
-
-def test_a_skipped_step(toys, run):
-    """A training step that returns None, the first one too."""
-
-    def step(lit, batch, index):
-        return lit.model(batch) if index % 5 else None
-
-    warning = "returned `None`"
-    with pytest.warns(UserWarning, match=warning):
-        run(functools.partial(_lit, toys, step))
-
-
 # -------------------------------------------------------------------- ends
 
 
@@ -333,25 +306,6 @@ def test_a_run_that_goes_on_from_a_checkpoint(toys, meter, tmp_path):
 # -------------------------------------------------------------------- the root
 
 
-class _Forwarding:
-    """Gives a LightningModule a forward."""
-
-    def forward(self, batch):
-        """Run encoder and decoder, or the one model there is."""
-        if hasattr(self, "model"):
-            return self.model(batch)
-        return self.decoder(self.encoder(batch))
-
-
-@functools.cache
-def _forwarding():
-    return type("Forwarding", (_Forwarding, _class(L)), {})
-
-
-def _calls_itself(lit, batch, index):
-    return lit(batch).square().mean()
-
-
 class _Stack(nn.Module):
     """Blocks one after the other."""
 
@@ -369,31 +323,6 @@ class _Stack(nn.Module):
 def _pair(toys, step, cls=None):
     torch.manual_seed(4)
     return _lit(toys, step, cls=cls, encoder=_Stack(toys), decoder=_Stack(toys))
-
-
-def test_the_lightning_module_itself(toys, run):
-    """Its forward is called, and holds all the layers: it is the root."""
-    make = functools.partial(_pair, toys, _calls_itself, _forwarding())
-    _, callback = run(make, share=0.4)
-    assert 4 == len(callback.session.records[-1].actions)
-    assert 0 == callback.session.summary().steps_over
-
-
-def test_a_teacher_is_left_alone(toys, run, caplog):
-    """A frozen copy is neither the root nor missed."""
-
-    def step(lit, batch, index):
-        with torch.no_grad():
-            wanted = lit.teacher(batch)
-        return (lit.model(batch) - wanted).square()
-
-    def make():
-        teacher = toys.chain(3, WIDTH).requires_grad_(False)
-        return _lit(toys, step, teacher=teacher, model=toys.chain(3, WIDTH))
-
-    _, callback = run(make)
-    assert "plan" == callback.session.records[-1].phase
-    assert "WARNING" not in caplog.text
 
 
 def test_a_module_by_name(toys, run, meter, caplog):
@@ -443,17 +372,6 @@ def test_two_callbacks_for_two_modules(toys, meter):
     assert _is_clean(toys, lit)
 
 
-def test_units_are_named_from_the_lightning_module(toys, meter):
-    """Or from the module that was named; a wrong name's error has the right one."""
-    first = MimoseCallback("1TiB", units="model.blocks", meter=meter)
-    second = MimoseCallback("1TiB", units="blocks", module="model", meter=meter)
-    for callback in (first, second):
-        _fit(_lit(toys), [callback])
-        assert 3 == len(callback.session.records[-1].actions)
-    with pytest.raises(mimose.NoUnitsError, match=r"did you mean.*model\.blocks"):
-        _fit(_lit(toys), [MimoseCallback("1TiB", units="mode.blocks", meter=meter)])
-
-
 def _loops(lit, batch, index):
     for block in lit.model.blocks:
         batch = block(batch)
@@ -470,13 +388,6 @@ def test_a_loop_over_the_layers_has_no_root(toys, meter, caplog):
 
 
 # -------------------------------------------------------------------- refusals
-
-
-def test_a_compiled_training_step_is_refused(toys):
-    """One graph leaves no layers to recompute; the error says what to leave out."""
-    lit = torch.compile(_lit(toys), backend="eager")
-    with pytest.raises(mimose.MimoseError, match=r"without torch\.compile"):
-        _fit(lit, [MimoseCallback("1TiB")])
 
 
 # -------------------------------------------------------------------- repeats

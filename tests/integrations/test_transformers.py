@@ -21,7 +21,6 @@ from transformers import (  # noqa: E402
     T5Config,
     T5ForConditionalGeneration,
     Trainer,
-    TrainerCallback,
     TrainingArguments,
 )
 
@@ -188,23 +187,6 @@ def test_a_crash_leaves_the_model_clean(tmp_path, meter):
     assert 6 == len(callback.session.records)
 
 
-def test_an_interrupt_outside_the_step_leaves_the_model_clean(tmp_path, meter):
-    """Whatever ends the training: a key, another callback, an evaluation."""
-
-    class Interrupting(TrainerCallback):
-        """Stands for somebody at the keyboard."""
-
-        def on_step_end(self, args, state, control, **kwargs):
-            """Interrupt the third step."""
-            if state.global_step == 3:
-                raise KeyboardInterrupt
-
-    trainer = _trainer(tmp_path, [MimoseCallback("1TiB", meter=meter), Interrupting()])
-    with pytest.raises(KeyboardInterrupt):
-        trainer.train()
-    assert _is_clean(trainer.model)
-
-
 def test_a_smaller_batch_after_running_out_of_memory(tmp_path, meter):
     """`auto_find_batch_size` begins anew without an end; what was learned is kept."""
 
@@ -224,15 +206,6 @@ def test_a_smaller_batch_after_running_out_of_memory(tmp_path, meter):
     assert N_STEPS == trainer.state.global_step
     assert 5 + N_STEPS == len(callback.session.records)
     assert _is_clean(trainer.model)
-
-
-def test_training_twice_goes_on_with_what_was_learned(tmp_path, meter):
-    """The second call of `train` collects nothing."""
-    callback = MimoseCallback("1TiB", meter=meter)
-    trainer = _trainer(tmp_path, [callback])
-    trainer.train()
-    trainer.train()
-    assert "collect" not in {record.phase for record in callback.session.records}
 
 
 def test_a_model_that_somebody_else_attached_to(tmp_path, meter):
@@ -390,37 +363,6 @@ def test_a_loss_that_calls_the_model_twice(tmp_path, meter):
     trainer = _loss_trainer(tmp_path, again, loss=resumed)
     trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-16"))
     assert ["plan"] * (N_STEPS - 16) == [r.phase for r in again.session.records]
-
-
-def test_regional_compilation(tmp_path, toys, monkeypatch):
-    """The same losses, from as many graphs, whatever the plans."""
-    for name in ("BACKEND", "MODE"):
-        monkeypatch.setenv(f"ACCELERATE_DYNAMO_{name}", "no")
-    monkeypatch.setenv("ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION", "1")
-    callback = MimoseCallback(
-        "1TiB", planner=toys.RandomPlanner(), meter=toys.BlindMeter()
-    )
-    losses, graphs = [], []
-    for callbacks in ([], [callback]):
-        torch._dynamo.reset()
-        torch._dynamo.utils.counters.clear()
-        trainer = _trainer(
-            tmp_path,
-            callbacks,
-            _model(n_layers=3),
-            torch_compile=True,
-            torch_compile_backend="aot_eager",
-            logging_steps=1,
-        )
-        trainer.train()
-        losses.append([log["loss"] for log in trainer.state.log_history[:-1]])
-        graphs.append(torch._dynamo.utils.counters["stats"]["unique_graphs"])
-    torch._dynamo.reset()
-    assert losses[0] == losses[1]
-    assert graphs[0] == graphs[1] > 0
-    planned = [r for r in callback.session.records if r.phase == "plan"]
-    assert len({record.actions for record in planned}) >= 4
-    assert list(trainer.model.state_dict()) == list(_model(n_layers=3).state_dict())
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -13,7 +13,6 @@ import mimose
 from mimose import BudgetError
 from mimose.memory.meters import (
     AllocatorMeter,
-    PredictionMeter,
     ProcessMeter,
     make_meter,
 )
@@ -131,32 +130,6 @@ def test_holes_from_before_are_not_used():
     grown, left = map(float, _run(_TRAINED_BEFORE).split())
     assert 15 <= grown <= 18
     assert left <= 2
-
-
-@on_linux
-def test_the_machine_tells_its_memory(monkeypatch):
-    """The total is the machine's memory, or what the cgroup allows where it is less."""
-    from mimose.memory import meters
-
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    assert 2**28 < ProcessMeter().total_bytes() <= machine
-    monkeypatch.setattr(meters, "_cgroup_limits", lambda: [123 * MIB])
-    assert 123 * MIB == ProcessMeter().total_bytes()
-
-
-def test_meters_by_name():
-    """Each name makes its meter; an object is taken as it is.
-
-    On Linux the resident set is read unless told otherwise.
-    """
-    own = PredictionMeter(CPU)
-    assert own is make_meter(own, CPU)
-    assert isinstance(make_meter("prediction", CPU), PredictionMeter)
-    assert isinstance(make_meter("allocator", torch.device("cuda", 0)), AllocatorMeter)
-    assert isinstance(make_meter(None, torch.device("cuda", 0)), AllocatorMeter)
-    if sys.platform == "linux":
-        assert isinstance(make_meter(None, CPU), ProcessMeter)
-        assert isinstance(make_meter("process", CPU), ProcessMeter)
 
 
 class _OwnMeter:

@@ -62,15 +62,6 @@ def test_straight_series_seldom_get_a_knee():
     assert forms.count("knee") <= 5
 
 
-@pytest.mark.parametrize("name", ["BERT-L", "GPT3-S"])
-def test_plain_seconds_are_flat_at_first(name):
-    """A device that is not full takes as long for fewer samples."""
-    x, y = published(name, "plain", is_memory=False)
-    found, line = fit_series(x, y), fit_series(x, y, form="line")
-    assert "knee" == found.form
-    assert 2.0 * found.loo_error < line.loo_error
-
-
 def test_what_no_line_explains_is_refused():
     """Two points, DTR's memory, which saturates, and what falls with the batch."""
     assert "2 batch sizes" in fit_series([1, 2], [10.0, 20.0]).refused
@@ -79,31 +70,6 @@ def test_what_no_line_explains_is_refused():
     assert "falls" in fit_series(X, 100.0 - 5.0 * X).refused
     flat = fit_series(X, 100.0 - 0.05 * X)
     assert ("", 0.0) == (flat.refused, flat.slope)
-
-
-def test_the_inverse_is_the_largest_that_fits():
-    """Above a floor; nothing below it, and everything where the series is flat."""
-    series = Series(form="knee", slope=2.0, intercept=1.0, knee=4.0)
-    assert 9.0 == series.floor == series.predict(1.0) == series.predict(4.0)
-    assert (0.0, 4.0, 10.0) == tuple(map(series.inverse, (8.9, 9.0, 21.0)))
-    flat = Series.line(0.0, 5.0)
-    assert (0.0, math.inf) == (flat.inverse(4.9), flat.inverse(5.0))
-
-
-@pytest.mark.parametrize(
-    ("x", "y", "options", "said"),
-    [
-        ([1, 2, 3], [1.0, 2.0], {}, r"shape \(3,\) and y \(2,\)"),
-        ([1, 1], [1.0, 2.0], {}, "two different batch sizes"),
-        ([1, 2], [1.0, 0.0], {}, "y is .* positive"),
-        ([1, 2], [1.0, 2.0], {"form": "curve"}, "'curve'"),
-        ([1, 2, 3], [1.0, 2.0, 3.0], {"form": "knee"}, "needs 4 batch sizes, not 3"),
-    ],
-)
-def test_what_cannot_be_fitted_says_why(x, y, options, said):
-    """With the numbers."""
-    with pytest.raises(ValueError, match=said):
-        fit_series(x, y, **options)
 
 
 def test_every_published_verdict():
@@ -158,23 +124,3 @@ def test_a_verdict_says_both_sides():
     neither = compare(PLAIN, SAVING, 1010.0)
     assert math.isnan(neither.ratio)
     assert "not one sample fits" in neither.refused
-
-
-def test_no_verdict_from_what_was_refused():
-    """And it says of which series."""
-    falls = Series(form="line", slope=1.0, intercept=9.0, refused="it falls")
-    bad = MethodModel("bad", falls, Series.line(1.0, 1.0))
-    verdict = compare(PLAIN, bad, 2000.0)
-    assert "bad's memory: it falls" in verdict.refused
-    assert verdict.pays is None
-
-
-@pytest.mark.parametrize(
-    ("memory", "is_far"), [(17.0, False), (33.0, False), (34.0, True), (2.0, True)]
-)
-def test_no_verdict_far_from_what_was_measured(memory, is_far):
-    """Up to twice the largest batch, or half the smallest."""
-    line = Series(form="line", slope=1.0, intercept=1.0, lowest=4.0, highest=16.0)
-    small = MethodModel("small", line, line)
-    verdict = compare(small, small, memory)
-    assert is_far == ("beyond what was measured" in verdict.refused)

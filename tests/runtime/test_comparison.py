@@ -84,14 +84,6 @@ def test_a_layer_of_unsteady_kernels_is_told_of(toys, sim, caplog):
 
 
 @pytest.mark.sim
-def test_a_difference_that_does_not_come_again_is_told_of(toys, sim):
-    """It says nothing of why; the layer is recomputed on."""
-    session = _attached(toys, _steps([1.0, 2.0]), n_steps=3)
-    assert {} == session.summary().kept_units
-    assert "a later one did not" in session.summary().inexact_units["blocks.0"]
-
-
-@pytest.mark.sim
 def test_the_second_recomputation_leaves_nothing_behind(toys, sim):
     """Random state, buffers and gradients are those without it."""
     found = []

@@ -67,23 +67,6 @@ def test_shapes_that_fit_are_told_and_no_error(toys):
         session.detach()
 
 
-def test_names_are_looked_at(toys, caplog):
-    """At once where the model's are known; else with the second step, as a warning."""
-    with toys.counting() as meter:
-        model, session = _attach(toys, meter, 210)
-        session.expect([{"y.0": 248}])
-        with caplog.at_level(logging.WARNING, logger="mimose"):
-            _run(toys, session, model)
-        (said,) = [r.getMessage() for r in caplog.records if "expect" in r.getMessage()]
-        assert "'y.0'; the model's are x.0" in said
-        assert session.summary().largest_to_come is None
-        session.expect([{"x.0": 100}])
-        with pytest.raises(mimose.MimoseError, match=r"no size is called 'y\.0'"):
-            session.expect([{"y.0": 248}])
-        assert {"x.0": 100} == session.summary().largest_to_come
-        session.detach()
-
-
 def test_what_is_no_shape_is_refused(toys):
     """One mapping in place of several, other things, and sizes that are none."""
     session = mimose.attach(toys.chain(2, WIDTH), "1TiB")

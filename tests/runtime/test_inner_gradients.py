@@ -60,22 +60,6 @@ class Model(nn.Module):
         return self.take(self, x, y) if self.is_odd(self.n - 1) else y.square().mean()
 
 
-class Own(nn.Module):
-    """A layer that takes a gradient itself."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.b = nn.Linear(16, 16), nn.Linear(16, 16)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Go down a learned potential."""
-        if not x.requires_grad:
-            x = x.detach().requires_grad_()
-        y = nn.functional.softplus(self.a(x)).sum()
-        (g,) = torch.autograd.grad(y, x, create_graph=True)
-        return x - g + self.b(x)
-
-
 def _train(
     make: Callable[[], nn.Module],
     options: dict[str, Any] | None,
@@ -136,39 +120,3 @@ def test_some_steps_take_one() -> None:
     told = _check(lambda: Model(_forces, lambda i: i % 3 == 0), PLANNED, n=12)
     assert told[0] == INNER_GRADIENT
     assert "" in told
-
-
-@pytest.mark.parametrize("options", [FULL, PLANNED], ids=["full", "planned"])
-def test_layer_takes_its_own(options: dict[str, Any]) -> None:
-    """A layer that takes a gradient in its own forward trains exactly."""
-    _check(lambda: nn.Sequential(*(Own() for _ in range(3))), options, n=8)
-
-
-class Averages(nn.Module):
-    """Keeps an average, from a call on, and draws from a generator of its own."""
-
-    def __init__(self, late: int) -> None:
-        super().__init__()
-        self.a, self.late, self.own = nn.Linear(16, 16), late, torch.Generator()
-        self.average: torch.Tensor | None = None
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Run it."""
-        h = self.a(x).tanh() * torch.rand(16, generator=self.own)
-        if x.shape[1] >= self.late:
-            mean = h.detach().mean()
-            self.average = mean if self.average is None else (self.average + mean) / 2
-            h = h * (1 + self.average)
-        return h
-
-
-@pytest.mark.parametrize(("options", "late"), [(FULL, 0), (PLANNED, 7)])
-def test_layers_that_are_found_impure(options: dict[str, Any], late: int) -> None:
-    """The forward is run again, though a gradient in it has told of them before."""
-
-    def make() -> nn.Module:
-        model = Model(_forces, lambda _: True)
-        model.layers = nn.ModuleList(Averages(late) for _ in range(3))
-        return model
-
-    _check(make, options, n=8)

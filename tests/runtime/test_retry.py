@@ -190,23 +190,6 @@ def test_out_of_memory_in_backward(toys, meter, planner, accumulates):
         assert "the step is run again" == session.records[3].reason
 
 
-def test_other_errors_in_a_closure_come_through(toys):
-    """`session.step` repeats nothing but what recomputing can help."""
-    calls = []
-
-    def closure():
-        calls.append("called")
-        msg = "sizes do not match"
-        raise RuntimeError(msg)
-
-    with (
-        mimose.attach(toys.chain(2), "1TiB") as session,
-        pytest.raises(RuntimeError, match="sizes do not match"),
-    ):
-        session.step(closure)
-    assert ["called"] == calls
-
-
 REAL = """
     import resource, sys, torch, warnings
     from torch import nn

@@ -142,20 +142,6 @@ def test_a_backward_for_each_of_two_forwards(toys, meter):
     assert {"plan"} == {record.phase for record in records[-3:]}
 
 
-def test_evaluation_between_two_forwards(toys, meter):
-    """It is no part of the window."""
-
-    def pair(model, rows):
-        first = _loss(model, rows)
-        with torch.no_grad():
-            there = _loss(model, rows + 8)
-        (first * _loss(model, rows + 4) * there).backward()
-
-    records = _compared(toys, meter, [pair] * 12)
-    assert 24 == len(records)
-    assert {"plan"} == {record.phase for record in records[-6:]}
-
-
 def test_memory_runs_out_in_the_second_forward(toys, meter):
     """It is run again with everything recomputed, and nothing is predicted."""
     model = toys.chain(6)
@@ -183,26 +169,6 @@ def test_memory_runs_out_in_the_second_forward(toys, meter):
     assert [23] == [record.step for record in again]
     assert again[0].predicted_peak_bytes is None
     assert {"plan"} == {record.phase for record in list(session.records)[-4:]}
-
-
-def test_a_step_that_is_run_again_as_a_whole(toys, meter):
-    """`Session.step` runs both forwards again, with everything recomputed."""
-    model = toys.chain(6)
-    fails = []
-
-    def pair():
-        loss = _loss(model, 64) * _loss(model, 80)
-        if fails:
-            raise torch.OutOfMemoryError(fails.pop())
-        loss.backward()
-
-    with mimose.attach(model, "1TiB", meter=meter) as session:
-        _train(model, [_pair] * 12)
-        fails.append("CUDA out of memory")
-        session.step(pair)
-    records = list(session.records)[-2:]
-    assert {"the step is run again"} == {record.reason for record in records}
-    assert {6} == {record.n_recomputed for record in records}
 
 
 def test_windows_are_saved_and_loaded(toys, meter):
