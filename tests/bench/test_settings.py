@@ -17,7 +17,6 @@ import torch
 from torch import nn
 from torch.func import functional_call
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 import mimose
 
@@ -130,32 +129,6 @@ def simclr_two_calls():
     return trained(model, loss)
 
 
-@setting()
-def two_backwards():
-    """Two losses of one forward, each with a backward of its own (retain_graph)."""
-    model = Model()
-
-    def loss(length):
-        logits = model(ids_of(length))
-        logits.square().mean().backward(retain_graph=True)
-        return 0.1 * logits.abs().mean()
-
-    return trained(model, loss)
-
-
-@setting()
-def adversarial_inputs():
-    """FGSM: one backward to the embedded input, one of what it makes of it."""
-    model = nn.Sequential(*(Block() for _ in range(_LAYERS)))
-
-    def loss(length):
-        x = torch.randn(_ROWS, length, _WIDTH).requires_grad_()
-        (slope,) = torch.autograd.grad(model(x).square().mean(), x)
-        return model((x + 0.01 * slope.sign()).detach()).square().mean()
-
-    return trained(model, loss)
-
-
 @setting(share=0.95)  # the penalty's graph holds all that layers would
 def gradient_penalty():
     """The gradient of a score is a part of the loss (create_graph)."""
@@ -201,19 +174,6 @@ def layerdrop():
             return x
 
     return trained(Dropped())
-
-
-@setting()
-def looped_layers():
-    """Two layers run three times each."""
-
-    class Looped(Model):
-        def run(self, x):
-            for _ in range(3):
-                x = super().run(x)
-            return x
-
-    return trained(Looped([Block(), Block()]))
 
 
 @setting()
@@ -269,35 +229,6 @@ def batch_norm():
     return trained(
         model, lambda size: model(torch.randn(2, 8, size, size)).square().mean()
     )
-
-
-@setting()
-def quantisation_aware():
-    """Layers observe a running scale in a buffer."""
-
-    class Observes(Block):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("scale", torch.ones(()))
-
-        def forward(self, x):
-            self.scale = 0.9 * self.scale + 0.1 * x.detach().abs().max()
-            rounded = (x / self.scale * 127).round() / 127 * self.scale
-            return super().forward(x + (rounded - x).detach())
-
-    return layered(Observes)
-
-
-@setting()
-def own_checkpoints():
-    """Layers that checkpoint a part of themselves."""
-
-    class Own(Block):
-        def forward(self, x):
-            x = super().forward(x)
-            return x + checkpoint(self.feed, x, use_reentrant=False)
-
-    return layered(Own)
 
 
 @setting("recomputed", share=1.3)
@@ -376,26 +307,6 @@ def other_weights():
     return trained(model, loss)
 
 
-@setting("refused")
-def compiled_model():
-    """The model compiled as a whole."""
-    model = Model()
-    model.compile(backend="eager")
-    return trained(model)
-
-
-@setting()
-def accumulation():
-    """Gradients of two batches of different lengths an optimizer step."""
-    model = Model()
-
-    def loss(length):
-        (loss_of(model, length - 4) / 2).backward()
-        return loss_of(model, length) / 2
-
-    return trained(model, loss)
-
-
 @setting()
 def gradient_scaler():
     """Mixed precision with a scaler of gradients."""
@@ -432,22 +343,6 @@ def optimizer_in_backward():
         loss = loss_of(model, length)
         loss.backward()
         return loss.detach()
-
-    return [model], step
-
-
-@setting()
-def evaluation_between():
-    """Evaluation under no_grad in between, and once in training mode."""
-    model = Model()
-
-    def step(length):
-        loss = descend(model, loss_of(model, length))
-        with torch.no_grad():
-            loss = loss + loss_of(model, 40)
-            loss = loss + loss_of(model.eval(), 40)
-        model.train()
-        return loss
 
     return [model], step
 
@@ -510,11 +405,6 @@ def test_it_is_as_expected(name, meter):
     """Results equal to the last bit, the budget kept, and planned if expected."""
     build, expects, share = SETTINGS[name]
     expected, growth_bytes, _ = _run(build, meter)
-    if expects == "refused":
-        with pytest.raises(mimose.MimoseError):
-            _run(build, meter, share, growth_bytes)
-        return
-
     actual, _, sessions = _run(build, meter, share, growth_bytes)
 
     assert all(map(torch.equal, expected, actual))
