@@ -29,14 +29,6 @@ class _NormBlock(nn.Module):
         return x + self.dropout(torch.relu(self.norm(self.linear(x))))
 
 
-def test_batch_norm(toys, meter):
-    """Running means, variances and batch counts are updated once a step."""
-    model = toys.chain(4, make=_NormBlock)
-    found, _ = _compared(toys, model, [toys.inputs()] * 7, meter=meter)
-    assert [] == found
-    assert {7} == {int(block.norm.num_batches_tracked) for block in model.blocks}
-
-
 class _Repeated(nn.Module):
     """One block, called three times, around another."""
 
@@ -58,33 +50,6 @@ def test_shared_modules(toys, meter):
     assert [] == found
     assert 4 == len(session.records[-1].actions)
     assert {21} == {int(model.shared.norm.num_batches_tracked)}
-
-
-class _Tied(nn.Module):
-    """Embedding and output share their weight, and so do two blocks."""
-
-    def __init__(self, block):
-        super().__init__()
-        self.embedding = nn.Embedding(20, 16)
-        self.blocks = nn.ModuleList(block(16) for _ in range(3))
-        self.head = nn.Linear(16, 20, bias=False)
-        self.head.weight = self.embedding.weight
-        self.blocks[2].up.weight = self.blocks[0].up.weight
-
-    def forward(self, ids):
-        x = self.embedding(ids)
-        for block in self.blocks:
-            x = block(x)
-        return nn.functional.cross_entropy(self.head(x).flatten(0, 1), ids.flatten())
-
-
-def test_tied_weights(toys, meter):
-    """A weight used in two units gets the sum of both gradients."""
-    torch.manual_seed(3)
-    model = _Tied(toys.Block)
-    ids = torch.arange(24).reshape(3, 8) % 20
-    found, _ = _compared(toys, model, [ids] * 7, meter=meter)
-    assert [] == found
 
 
 def test_frozen_first_layers(toys, meter):

@@ -72,19 +72,6 @@ def _as_a_module_inside():
     return Layer
 
 
-def _as_a_trace_inside():
-    class Layer(Base):
-        def __init__(self):
-            super().__init__()
-            inner = nn.Sequential(nn.Linear(16, 16), nn.GELU(), nn.Linear(16, 16))
-            self.inner = torch.jit.trace(inner, torch.randn(2, 3, 16))
-
-        def forward(self, x):
-            return x + self.b(self.inner(x) * self.w)
-
-    return Layer
-
-
 def _as_a_layer():
     inner = _module()
     return lambda: torch.jit.script(inner())
@@ -93,7 +80,6 @@ def _as_a_layer():
 PLACES = [
     _in_a_closure,
     _as_a_module_inside,
-    _as_a_trace_inside,
     _as_a_layer,
 ]
 

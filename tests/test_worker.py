@@ -10,7 +10,6 @@ import threading
 import time
 
 import pytest
-import torch
 
 import mimose
 from mimose.worker import NAME, Lane, Worker
@@ -205,20 +204,6 @@ def _python(code):
     )
 
 
-def test_inline_jobs_are_done_at_once():
-    """In the caller's thread; what fails reaches the caller."""
-    worker, done = Worker(is_inline=True), []
-    for lane in Lane:
-        worker.submit(lane, 1, lambda: done.append(threading.current_thread()))
-    assert done == [threading.current_thread()] * 3
-    worker.catch_up()
-    with pytest.raises(ZeroDivisionError):
-        worker.submit(Lane.PLAN, 1, lambda: 1 / 0)
-    worker.close()
-    worker.submit(Lane.LEARN, 1, lambda: done.append("after its end"))
-    assert len(done) == 3
-
-
 # -------------------------------------------------------------------- in sessions
 
 
@@ -255,17 +240,3 @@ def test_a_session_dropped_without_detach_leaves_nothing(toys, meter):
         toys.train(model, [toys.inputs(8), toys.inputs(9)])
         model.register_forward_hook(stop)
         toys.train(model, [toys.inputs(8)])
-
-
-def test_workers_of_a_loader_are_forked_beside_it(toys, meter):
-    """And end; the session learns on."""
-    model = toys.chain(4)
-    loader = torch.utils.data.DataLoader(
-        [torch.randn(n, 16) for n in LENGTHS], batch_size=None, num_workers=2
-    )
-    with mimose.attach(model, "1TiB", meter=meter) as session:
-        for _ in range(2):
-            for batch in loader:
-                model(batch).sum().backward()
-                model.zero_grad()
-        assert "plan" == session.records[-1].phase

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 pytest.importorskip("transformers")
 
 from benchmarks.proofs import monet
-from benchmarks.proofs.common import Settings
 from benchmarks.proofs.monet import published
 from mimose.bench.rows import read
 
@@ -31,44 +29,6 @@ def test_published_overheads_are_linear_between_rows(
 ) -> None:
     """And nothing where all is kept."""
     assert published("resnet50", share) == (pytest.approx(overhead), share)
-
-
-def _row(**changes: Any) -> monet.MonetRow:
-    fields = {
-        "model": "resnet50",
-        "batch": 8,
-        "length": 128,
-        "plain_growth_bytes": 300,
-        "plain_flops": 100,
-        "target": "0.333",
-        "is_reached": True,
-        "binding": "backward of b",
-        "plan": "rk",
-        "growth_bytes": 100,
-        "planner_seconds": 0.001,
-        "recomputed_flops": 10,
-        "overhead": 0.11,
-        **changes,
-    }
-    return monet.MonetRow(**fields, **Settings().provenance())
-
-
-@pytest.mark.parametrize(
-    ("changes", "expected"),
-    [
-        # All but VGG-16, whose least row costs 9.11%.
-        ([{"model": model} for model in ("resnet50", "unet", "bert", "vgg16")], 3),
-        ([{"overhead": 0.12}], 0),
-        ([{"is_reached": False}], 0),
-        ([{"target": "0.5"}], 0),
-    ],
-)
-def test_a_model_counts_where_a_third_costs_no_more(
-    changes: list[dict[str, Any]], expected: int
-) -> None:
-    """Reached, at no more than published at that share or above."""
-    [bar] = monet.judge([_row(**each) for each in changes])
-    assert bar.value == expected
 
 
 @pytest.mark.skipif(not DOCS.exists(), reason="runs in a checkout")

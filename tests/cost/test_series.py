@@ -72,28 +72,6 @@ def test_a_fit_is_trusted_somewhat_beyond_what_was_seen():
     assert series.doubt((161,))
 
 
-def test_a_surprise_is_taken_in():
-    """A value that the trusted fit got wrong makes it fit again."""
-    series = _exact()
-    for n in (4, 10, 16, 22, 31):
-        series.add((n,), 5.0 * n)
-    assert 100.0 == pytest.approx(series.predict((20,)))
-    for n in (40, 50, 60, 70):
-        series.add((n,), _square(n))
-    assert _square(60) == pytest.approx(series.predict((60,)), rel=0.01)
-
-
-def test_the_number_of_shapes_is_bounded():
-    """The oldest go; the largest stay."""
-    series = _exact()
-    for n in range(1, 200):
-        series.add((n,), 7.0 * n)
-        series.predict((n,))
-    assert len(series) <= 64
-    assert "" == series.doubt((199,))
-    assert 7.0 * 150 == pytest.approx(series.predict((150,)))
-
-
 class _Failing:
     """An estimator that fails in one of its methods."""
 

@@ -54,30 +54,6 @@ def test_unfreezing_in_mid_training_is_planned_anew(toys, meter):
     assert abs(observed - predicted) <= 0.02 * predicted
 
 
-class _CountingBlock(torch.nn.Module):
-    """A block with a counter that every forward moves."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.linear = torch.nn.Linear(width, width)
-        self.n_forwards = 0
-
-    def forward(self, x):
-        self.n_forwards += 1
-        return x + torch.relu(self.linear(x))
-
-
-def test_counters_do_not_keep_a_shape_from_being_planned(toys, meter):
-    """A setting that each forward moves does not make a layer another each time."""
-    model = toys.chain(4, make=_CountingBlock)
-    batches = [toys.inputs(n) for n in (8, 24, 16, 12, 20, 32, 28, 10) * 2]
-    found, session = toys.compare(model, batches, meter=meter)
-    assert [] == found
-    phases = [record.phase for record in session.records]
-    assert "plan" in phases
-    assert {"plan"} == set(phases[phases.index("plan") :])
-
-
 class _Ragged(torch.nn.Module):
     """A chain on jagged inputs."""
 

@@ -57,12 +57,6 @@ class _OtherLayer(_MyLayer):
     pass
 
 
-def test_blocks_repeated_in_a_sequential_are_found(toys):
-    """A `Sequential` of equal blocks is as good as a `ModuleList`."""
-    model = _Two(lambda: nn.Sequential(nn.Linear(4, 4), toys.Block(4), toys.Block(4)))
-    assert ["net.1", "net.2"] == _names(find_units(model))
-
-
 def test_a_stage_of_checkpointable_layers_is_no_unit():
     """Swin's stages are `GradientCheckpointingLayer`s, and so are their layers."""
 
@@ -86,12 +80,6 @@ def test_no_split_modules_are_found():
     model = _Two(lambda: nn.ModuleDict({"a": _MyLayer(), "b": _OtherLayer()}))
     model._no_split_modules = ["_OtherLayer"]
     assert ["net.b"] == _names(find_units(model))
-
-
-def test_units_by_class(toys):
-    """A class finds its instances, and those of its subclasses."""
-    model = nn.Sequential(_MyLayer(), toys.Block(4), _OtherLayer())
-    assert ["0", "2"] == _names(find_units(model, _MyLayer))
 
 
 def test_units_by_name(toys):

@@ -16,10 +16,6 @@ pytest.importorskip("accelerate")
 from transformers import (  # noqa: E402
     BertConfig,
     BertForSequenceClassification,
-    Seq2SeqTrainer,
-    Seq2SeqTrainingArguments,
-    T5Config,
-    T5ForConditionalGeneration,
     Trainer,
     TrainingArguments,
 )
@@ -218,51 +214,6 @@ def test_a_model_that_somebody_else_attached_to(tmp_path, meter):
         assert 0 == len(session.records)
         assert not _is_clean(model)
     assert _is_clean(model)
-
-
-def test_generation_during_training(tmp_path, meter):
-    """`Seq2SeqTrainer` generates in the middle, with its cache, and is not planned."""
-    torch.manual_seed(0)
-    config = T5Config(
-        vocab_size=64,
-        d_model=16,
-        d_kv=8,
-        d_ff=32,
-        num_layers=2,
-        num_heads=2,
-        decoder_start_token_id=0,
-    )
-    examples = [
-        {"input_ids": e["input_ids"], "labels": e["input_ids"][::2]}
-        for e in _examples(40)
-    ]
-
-    def collate(batch):
-        made = _collate([{**e, "labels": 0} for e in batch])
-        longest = max(len(e["labels"]) for e in batch)
-        labels = [e["labels"] + [-100] * (longest - len(e["labels"])) for e in batch]
-        return {**made, "labels": torch.tensor(labels)}
-
-    callback = MimoseCallback("1TiB", meter=meter)
-    trainer = Seq2SeqTrainer(
-        model=T5ForConditionalGeneration(config),
-        args=_arguments(
-            tmp_path,
-            Seq2SeqTrainingArguments,
-            max_steps=12,
-            eval_strategy="steps",
-            eval_steps=6,
-            predict_with_generate=True,
-            generation_max_length=8,
-        ),
-        train_dataset=examples,
-        eval_dataset=examples[:6],
-        data_collator=collate,
-        callbacks=[callback],
-    )
-    trainer.train()
-    assert 12 == len(callback.session.records)
-    assert 2 == sum("eval_loss" in entry for entry in trainer.state.log_history)
 
 
 @pytest.mark.parametrize("restores", [False, True])

@@ -116,33 +116,6 @@ def test_never_worse_than_recomputing_everything(
             assert fresh.plan(problem).extra_cost <= most * (1 + 1e-12)
 
 
-def test_no_events(planner_name, planner, make_problem):
-    """Without events there is nothing to recompute, and a budget can be too small."""
-    gap_excess = np.array([7.0])
-    plan = planner.plan(make_problem(0, gap_excess_bytes=gap_excess, budget_bytes=7.0))
-    assert ((), 7.0) == (plan.actions, plan.peak_bytes)
-    if planner_name in KEEP_BUDGETS:
-        with pytest.raises(InfeasibleBudgetError):
-            MAKERS[planner_name]().plan(
-                make_problem(0, gap_excess_bytes=gap_excess, budget_bytes=6.0)
-            )
-
-
-def test_one_event(planner_name, planner, make_problem):
-    """One event is recomputed where keeping it does not fit."""
-    problem = make_problem(
-        1,
-        held_bytes=np.array([[8.0, 1.0]]),
-        gap_excess_bytes=np.array([0.0, 4.0]),
-        cost=np.array([[0.0, 1.0]]),
-        budget_bytes=8.0,
-    )
-    # To greedy the sum of held bytes fits; it does not see the head.
-    keeps = planner_name in ("none", "greedy")
-    expected = ("keep",) if keeps else ("recompute",)
-    assert expected == planner.plan(problem).actions
-
-
 def test_events_that_may_not_be_recomputed(planner, make_problem):
     """An event without another action is kept, whatever the others do."""
     allowed = np.ones((4, 2), dtype=bool)

@@ -46,17 +46,6 @@ def test_published(sized, case, n_events, freed):
     assert freed == sum(sizes[i] for i in taken)
 
 
-def test_like_events_earliest_first(sized):
-    """In a bucket the earliest event goes first."""
-    assert recomputed(Greedy(), sized((95, 100, 92, 97), 180.0)) == [0, 1]
-
-
-def test_a_bucket_ends_at_nine_tenths(sized):
-    """An event of nine tenths of the first one's size is in the next bucket."""
-    assert recomputed(Greedy(), sized((90, 100), 95.0)) == [1]
-    assert recomputed(Greedy(), sized((91, 100), 80.0)) == [0]
-
-
 def test_counts_what_recomputation_still_holds(sized, with_fields):
     """Freed is what an event holds less its output."""
     problem = sized((100, 100), 95.0)

@@ -5,7 +5,6 @@ import logging
 import numpy as np
 import pytest
 
-from benchmarks.problems import KINDS
 from mimose.planners import Optimal, Search, optimal, peak_bytes, refiner_of
 
 
@@ -29,18 +28,6 @@ def test_equals_brute_force(
         assert plan.peak_bytes <= problem.budget_bytes
         assert cheapest_cost(problem) == pytest.approx(plan.extra_cost)
         assert plan.optimal
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_equals_brute_force_with_six_actions(
-    rng, measured_problem, budget_between, cheapest_cost, kind
-):
-    """The same with measured proportions, where some units do without some actions."""
-    for share in (0.0, 0.1, 0.5, 0.9):
-        problem = measured_problem(rng, kind, 6, jitter=0.02, masked=True)
-        problem = budget_between(problem, share)
-        plan = Optimal().plan(problem)
-        assert cheapest_cost(problem) == pytest.approx(plan.extra_cost)
 
 
 def test_the_solver_alone(rng, random_problem, budget_between, cheapest_cost):

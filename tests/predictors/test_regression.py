@@ -7,12 +7,10 @@ import random
 
 import numpy as np
 import pytest
-from sklearn.base import clone
 from sklearn.linear_model import LinearRegression
-from sklearn.model_selection import cross_val_score
 from sklearn.tree import DecisionTreeRegressor
 
-from mimose.predictors import Fit, LeastSquares, check_estimator
+from mimose.predictors import Fit, LeastSquares
 
 QUANTITIES = {
     "attention": lambda b, t: 34 * 1024 * 2 * b * t + 5 * 16 * 2 * b * t * t,
@@ -119,18 +117,6 @@ def test_any_estimator_serves():
     assert math.isinf(Fit(tree, few, 0.0, is_peak=False).error)
 
 
-def test_the_default_is_an_estimator_as_scikit_learns():
-    """Its tools clone it and score it."""
-    X = np.array(shapes(24, 2))
-    y = 3.0 * X[:, 0] * X[:, 1] + 7.0
-    assert 2.0 == clone(LeastSquares(noise=2.0)).noise
-    assert cross_val_score(LeastSquares(), X, y, cv=4) == pytest.approx(1.0)
-    fitted = LeastSquares().fit(X, y)
-    assert fitted.predict(X).tolist() == pytest.approx(
-        [fitted.predict_one(row) for row in X.tolist()], rel=1e-12
-    )
-
-
 @pytest.mark.parametrize(
     ("X", "y"), [([], []), ([1, 2], [1, 2]), ([[1], [2]], [1]), ([[1]], [math.nan])]
 )
@@ -138,12 +124,3 @@ def test_nonsense_is_refused(X, y):
     """Nothing, the wrong form, and what is not finite."""
     with pytest.raises(ValueError):
         LeastSquares().fit(X, y)
-
-
-@pytest.mark.parametrize("given", ["tree", DecisionTreeRegressor, 3])
-def test_what_is_no_estimator_is_refused(given):
-    """Names and classes are not; nothing is fine."""
-    with pytest.raises(ValueError, match="no estimator"):
-        check_estimator(given)
-    check_estimator(None)
-    check_estimator(LinearRegression())

@@ -38,16 +38,6 @@ def test_rule(name):
     assert own(unseen).tolist() == [fitted.predict_one(row) for row in unseen.tolist()]
 
 
-def test_not_found():
-    """Without a rule there is what was seen, else the largest size seen."""
-    X = batches(12)
-    y = np.random.default_rng(9).integers(0, 1000, 12)
-    fitted = SizeMap().fit(X, y)
-    assert not fitted.found_
-    assert y[3] == fitted.predict_one(X[3].tolist())
-    assert y.max() == fitted.predict_one((99, 99, 99))
-
-
 def test_a_sum_is_not_found_by_chance():
     """Three samples fit any sum of two columns; a fourth has to agree."""
     X = np.array([[1, 8], [2, 9], [4, 16], [5, 32]])

@@ -201,13 +201,6 @@ def long_run(tmp_path_factory):
     return _page(records, tmp_path_factory.mktemp("long"))
 
 
-def test_a_page_does_not_grow_with_the_run(long_run, tmp_path):
-    """All of it is less than a MB at a hundred thousand steps."""
-    few, _ = _page(_many(5000), tmp_path)
-    many, _ = long_run
-    assert len(many) < min(1_000_000, 1.5 * len(few))
-
-
 def test_no_step_of_a_long_run_is_lost(long_run):
     """A mark stands for the steps of a place; what stands out has one of its own."""
     _, data = long_run

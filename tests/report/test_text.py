@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import mimose
 from mimose.records import TRIED, StepRecord, Summary, kind_of
-from mimose.report.columns import terminal_width
 from mimose.report.text import report
 
 MIB = 2**20
@@ -75,12 +73,3 @@ def test_a_report_counts_like_remarks_together():
         "2 × 8 is beyond 5 (numbers differ)",
     ] == [line.strip() for line in listed.splitlines()[:2]]
     assert "# is beyond #" == kind_of("1,180 is beyond 4.5")
-
-
-def test_a_report_asks_the_terminal(toys, monkeypatch):
-    """Its width is the terminal's, or the one that was asked for."""
-    with mimose.attach(toys.chain(2), "1TiB") as session:
-        monkeypatch.setenv("COLUMNS", "40")
-        assert 40 == terminal_width()
-        assert max(map(len, session.report().splitlines())) <= 40
-        assert max(map(len, session.report(100).splitlines())) > 40

@@ -124,18 +124,6 @@ def test_a_card_of_its_true_size_runs_out(sim):
     torch.empty(20 << 30, dtype=torch.uint8, device="sim")
 
 
-def test_events_read_the_virtual_clock(sim):
-    """So that what a plan's seconds are made of are the card's."""
-    sim.set_hollow(sim.CARDS["h100"])
-    first, last = sim.Event(True), sim.Event(True)
-    first.record()
-    before = sim.clock()
-    torch.empty(8192, 8192, device="sim") @ torch.empty(8192, 8192, device="sim")
-    last.record()
-    passed = sim.clock().since(before).seconds
-    assert first.elapsed_time(last) == pytest.approx(1e3 * passed, rel=1e-6)
-
-
 def test_a_session_plans_on_it(sim):
     """A gigabyte of activations, within a budget that holds two thirds of them."""
     sim.set_hollow(sim.CARDS["h100"])
