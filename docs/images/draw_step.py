@@ -163,7 +163,7 @@ def legend(y: float) -> Iterator[str]:
         yield text(x + 20, y, words, fill=SOFT)
         x += width
     yield f'<path d="M{x:g} {y - 4}h18" stroke="{INK}" stroke-width="1.6"/>'
-    yield text(x + 24, y, "level at a segment's start", fill=SOFT)
+    yield text(x + 24, y, "held at a segment's start", fill=SOFT)
     x += 186
     yield f'<path d="M{x:g} {y - 4}h18" stroke="{KEEP}" stroke-width="2.5"/>'
     yield text(x + 24, y, "its peak", fill=SOFT)
