@@ -244,11 +244,22 @@ def test_scripts_can_be_run(name: str) -> None:
 # ---------------------------------------------------------------------------- the site
 
 
-def test_drawing_is_what_its_script_draws() -> None:
-    """The picture of a step is up to date with the planners' judge."""
-    drawn = runpy.run_path(str(DOCS / "images" / "draw_step.py"))["drawing"]()
+@pytest.mark.parametrize("name", ["house", "step"])
+def test_drawing_is_what_its_script_draws(name: str) -> None:
+    """Each picture is what its script draws by now."""
+    drawn = runpy.run_path(str(DOCS / "images" / f"draw_{name}.py"))["drawing"]()
 
-    assert (DOCS / "images" / "step.svg").read_text(encoding="utf-8") == drawn
+    assert (DOCS / "images" / f"{name}.svg").read_text(encoding="utf-8") == drawn
+
+
+def test_files_that_how_it_works_names_are_there() -> None:
+    """Whoever looks for a task finds its file."""
+    text = _prose(DOCS / "how_it_works.md")
+    homes = [ROOT, *(ROOT / "mimose" / n for n in (".", "actions", "planners"))]
+    named = set(re.findall(r"`([\w/]+(?:\.py|/))`", text))
+
+    assert len(named) > 50
+    assert [n for n in named if not any((home / n).exists() for home in homes)] == []
 
 
 _NEEDED = ("sphinx", "myst_parser", "furo", "transformers", "lightning")
