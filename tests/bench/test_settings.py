@@ -129,7 +129,7 @@ def simclr_two_calls():
     return trained(model, loss)
 
 
-@setting(share=0.95)  # the penalty's graph holds all that layers would
+@setting("recomputed", share=0.95)
 def gradient_penalty():
     """The gradient of a score is a part of the loss (create_graph)."""
     model = nn.Sequential(*(Block(0.0) for _ in range(_LAYERS)))
