@@ -235,12 +235,6 @@ def test_command_lines_exist(line: str, capsys: pytest.CaptureFixture[str]) -> N
     assert [option for option in options if option not in known] == []
 
 
-@pytest.mark.parametrize("name", ["docs", "demo"])
-def test_scripts_can_be_run(name: str) -> None:
-    """The scripts that pages name are there, and executable."""
-    assert (ROOT / "scripts" / name).stat().st_mode & 0o111
-
-
 # ---------------------------------------------------------------------------- the site
 
 

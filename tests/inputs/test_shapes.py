@@ -1,23 +1,14 @@
 """From arguments to structures, sizes, names and buckets."""
 
-from dataclasses import dataclass
-
 import pytest
 import torch
 
 from mimose.inputs.describe import (
     SizeTable,
-    argument_tensors,
     call_shape,
     fast_key,
     partial_masks,
 )
-
-
-@dataclass
-class _Pair:
-    left: torch.Tensor
-    right: object
 
 
 def test_names_and_sizes_of_tensors():
@@ -25,15 +16,6 @@ def test_names_and_sizes_of_tensors():
     shape = call_shape((torch.zeros(2, 5),), {"b": torch.zeros(3), "a": torch.ones(4)})
     assert ("0.0", "0.1", "a.0", "b.0") == shape.names
     assert (2, 5, 4, 3) == shape.sizes
-
-
-def test_nested_containers_are_looked_into():
-    """Tensors in lists, dicts and dataclasses are found by their path."""
-    tree = {"x": [torch.zeros(1), (torch.zeros(2),)], "y": _Pair(torch.zeros(3), None)}
-    shape = call_shape((tree,), {})
-    assert ("0.x.0.0", "0.x.1.0.0", "0.y.left.0") == shape.names
-    found = [(path, len(t)) for path, t in argument_tensors((tree,), {})]
-    assert [("0.x.0", 1), ("0.x.1.0", 2), ("0.y.left", 3)] == found
 
 
 @pytest.mark.parametrize(

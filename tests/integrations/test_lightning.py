@@ -260,22 +260,6 @@ def test_two_fits_one_after_another(toys, meter):
     assert _is_clean(toys, lit)
 
 
-def test_a_second_trainer_on_the_same_module(toys, meter):
-    """Also where the first one's callback was never told that it ended."""
-    lit = _lit(toys)
-    first, second = (MimoseCallback("1TiB", meter=meter) for _ in range(2))
-    first.on_train_start(L.Trainer(accelerator="cpu", logger=False), lit)
-    lit.train()
-    lit.model(next(iter(_batches(1)))).backward()
-    lit.zero_grad()
-    assert not _is_clean(toys, lit)
-    _fit(lit, [second])
-    assert N_STEPS == len(second.session.records)
-    assert _is_clean(toys, lit)
-    _fit(lit, [MimoseCallback("1TiB", meter=meter)])
-    assert _is_clean(toys, lit)
-
-
 # -------------------------------------------------------------------- state
 
 

@@ -187,15 +187,15 @@ def test_the_map_shows_the_last_plan_of_each_shape(tmp_path):
 
 @pytest.fixture(scope="module")
 def long_run(tmp_path_factory):
-    """The page of a hundred thousand steps, of which a few stand out."""
+    """The page of twenty thousand steps, of which a few stand out."""
     kinds = _many(701)
-    records = [replace(kinds[i % 701], step=i) for i in range(100_000)]
+    records = [replace(kinds[i % 701], step=i) for i in range(20_000)]
     for at, changes in {
-        40_000: {"observed_peak_bytes": 5000 * MIB},
-        50_000: {"retries": 3},
-        60_000: {"observed_peak_bytes": 950 * MIB},
-        70_000: {"phase": "fallback", "reason": "size 811 is beyond 750"},
-        70_002: {"phase": "fallback", "reason": "size 813 is beyond 750"},
+        8_000: {"observed_peak_bytes": 5000 * MIB},
+        10_000: {"retries": 3},
+        12_000: {"observed_peak_bytes": 950 * MIB},
+        14_000: {"phase": "fallback", "reason": "size 811 is beyond 750"},
+        14_002: {"phase": "fallback", "reason": "size 813 is beyond 750"},
     }.items():
         records[at] = replace(records[at], **changes)
     return _page(records, tmp_path_factory.mktemp("long"))
@@ -208,12 +208,12 @@ def test_no_step_of_a_long_run_is_lost(long_run):
         marks = data[figure]
         told = [line for phase in ("plan", "fallback") for line in _told(marks[phase])]
         n_steps = [int(re.sub(r"^step .*|\D", "", of[0]) or 1) for of in told]
-        assert 100_000 == sum(n_steps)
+        assert 20_000 == sum(n_steps)
         assert len(told) < 600
-        assert ["step 40,000 (plan)"] == [of[0] for of in _told(marks["over"])]
-        assert ["step 50,000 (plan)"] == [of[0] for of in _told(marks["again"])]
+        assert ["step 8,000 (plan)"] == [of[0] for of in _told(marks["over"])]
+        assert ["step 10,000 (plan)"] == [of[0] for of in _told(marks["again"])]
         worst = [of[0] for of in _told(marks["worst"])]
-        assert {"step 40,000 (plan)", "step 60,000 (plan)"} <= {*worst}
+        assert {"step 8,000 (plan)", "step 12,000 (plan)"} <= {*worst}
     highest = max(mark[3] for mark in data["growth"]["plan"])
     assert pytest.approx(4900 * MIB, rel=1e-4) == highest
 

@@ -1,14 +1,12 @@
 """Running a grid, with processes that only say that they train."""
 
 import contextlib
-import csv
 
 import pytest
 
 pytest.importorskip("transformers")
 
-from mimose.bench.grid.runner import INTERRUPTED, GridRow, GridSettings, WorkloadRun
-from mimose.bench.rows import read, write
+from mimose.bench.grid.runner import INTERRUPTED, GridSettings, WorkloadRun
 
 _LENGTHS = tuple({"length": n} for n in (40, 30, 20, 30, 25, 40))
 
@@ -76,19 +74,3 @@ def test_an_interrupted_run_keeps_its_steps(run):
     assert [row.problem for row in rows["none"]] == [""] * 4 + [INTERRUPTED]
     assert [row.problem for row in rows["mimose"]] == ["", INTERRUPTED]
     assert [row.problem for row in rows["static"]] == [INTERRUPTED]
-
-
-def test_rows_come_back_as_they_were(tmp_path, grid):
-    """Columns in any order; those that have come since take their default."""
-    path = tmp_path / "deep" / "rows.csv"
-    write(path, GridRow, grid)
-    assert read(path, GridRow) == grid
-    with path.open(newline="") as file:
-        lines = [dict(reversed(line.items())) for line in csv.DictReader(file)]
-    for line in lines:
-        del line["is_limited"], line["accuracy"]
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(lines[0]))
-        writer.writeheader()
-        writer.writerows(lines)
-    assert read(path, GridRow) == grid

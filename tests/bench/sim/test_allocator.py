@@ -51,17 +51,6 @@ def test_segment_sizes(sim, take, n_bytes, reserved):
     del block
 
 
-def test_best_fit_is_the_smallest_that_is_large_enough(take, numbers):
-    """Of free segments of 16 and 12 MiB, 11 MiB come from the latter, unsplit."""
-    blocks = [take(16 * MIB), take(12 * MIB)]
-    place = blocks[1].data_ptr()
-    blocks.clear()
-    block = take(11 * MIB)
-
-    assert place == block.data_ptr()
-    assert {"allocated_bytes": 12 * MIB} == numbers("allocated_bytes")
-
-
 def test_free_neighbours_merge(sim, take, numbers):
     """Freed one by one, in any order, the blocks of a segment become one again."""
     first, middle, last = take(512), take(512), take(512)
@@ -206,13 +195,3 @@ def test_any_order_of_allocations_is_kept_apart(sim, take, expandable):
         if name.endswith(".current") and number
     }
     assert {} == left
-
-
-def test_operators_allocate_on_their_device(sim, take, numbers):
-    """A result and its temporaries are the device's memory, to the byte."""
-    block = torch.zeros(MIB, dtype=torch.float32, device="sim")
-    sim.reset_peak_memory_stats()
-    block = block.exp()
-
-    assert 8 * MIB == sim.max_memory_allocated()
-    assert {"requested_bytes": 4 * MIB} == numbers("requested_bytes")
