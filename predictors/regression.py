@@ -33,7 +33,7 @@ Sizes: TypeAlias = tuple[int, ...]
 
 EXACT = 1e-9
 """Share of the largest value by which an exact fit may be off."""
-EXACT_REACH, REACH = 4.0, 1.25
+EXACT_REACH, REACH = 4.0, 1.5
 """How many times the largest size measured an exact fit may be asked at, and others.
 The longest batch may come early; what was not explained may turn out as anything."""
 _DEGREE, _POWER = 3, 2

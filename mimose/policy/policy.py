@@ -39,6 +39,9 @@ _MOST_TRIES = 32
 """Steps that show actions of which little is known."""
 _LARGE = 0.5
 """Steps that grow by less of the headroom teach the margin nothing: noise is all."""
+_OFF = 0.005
+"""A prediction that a measured step showed to be off by more was of a model that has
+learned better since: the plans made until then are made again."""
 _PATIENCE = 50
 """Steps in a row that were measured and not planned; then that is worth a warning."""
 
@@ -317,6 +320,8 @@ class Policy:
             is_within = observed_bytes <= self.margin.allowed(predicted)
             if is_over or predicted >= _LARGE * headroom_bytes:
                 self.margin.observe(predicted, observed_bytes)
+            if decision.is_measured and abs(observed_bytes / predicted - 1) > _OFF:
+                self.distrust_plans()  # the model has just learned better
         self._pass_stage(facts.context, chosen, is_within=is_within)
 
     def _pass_stage(
