@@ -95,6 +95,7 @@ Edge: TypeAlias = "tuple[str, int, int]"
 0)`` where no gradient flows."""
 _NOWHERE: Edge = ("", 0, 0)
 _OUTSIDE: Edge = ("outside", 0, 0)
+_NO_SHAPE = torch.Size(())
 _KINDS: dict[type, str] = {}
 """Names of nodes by their Python type, where each name has its own."""
 
@@ -974,45 +975,36 @@ def _source(step: Step, ran: Ran) -> Any:
 # ------------------------------------------------------------------ in fewer bytes
 
 
-class _Noise(NamedTuple):
-    """Dropout's noise, zeros and one other number, a bit an element."""
-
-    bits: torch.Tensor
-    scale: float
-    shape: torch.Size
-    dtype: torch.dtype
-
-
-class _Positions(NamedTuple):
-    """Positions within planes, as integers of 16 or 32 bits where these tell them."""
+class _Packed(NamedTuple):
+    """A tensor in fewer bytes: noise as bits, narrower positions, or as it is."""
 
     values: torch.Tensor
+    scale: float | None = None
+    """Of noise: the number beside zero, a bit an element."""
+    shape: torch.Size = _NO_SHAPE
+    dtype: torch.dtype | None = None
+    """As it was, of what is held otherwise."""
 
 
-class _Plain(NamedTuple):
-    """A tensor that is no noise this time, as it is."""
-
-    values: torch.Tensor
-
-
-def _packed(step: Step, tensor: torch.Tensor, ran: Ran) -> _Noise | _Positions | _Plain:
+def _packed(step: Step, tensor: torch.Tensor, ran: Ran) -> _Packed:
     if step.source is Source.NOISE:
         return _pack_noise(tensor)
     plane = saved_value(ran.nodes.nodes[step.node], "self").shape[-2:].numel()
     small = (t for t in (torch.int16, torch.int32) if plane <= torch.iinfo(t).max)
-    return _Positions(tensor.to(next(small, torch.int64)))
+    return _Packed(tensor.to(next(small, torch.int64)), dtype=torch.int64)
 
 
-def _unpacked(packed: _Noise | _Positions | _Plain) -> torch.Tensor:
-    if isinstance(packed, _Plain):
-        return packed.values
-    if isinstance(packed, _Positions):
-        return packed.values.to(torch.int64)
-    is_there = unpack_flags(packed.bits, math.prod(packed.shape))
-    if packed.dtype == torch.bool:
+def _unpacked(packed: _Packed) -> torch.Tensor:
+    values, scale, shape, dtype = packed
+    if dtype is None:
+        return values
+    if scale is None:
+        return values.to(dtype)
+    is_there = unpack_flags(values, math.prod(shape))
+    if dtype == torch.bool:
         # A storage of its own: there may be more flags than elements in that one.
-        return is_there.clone().view(packed.shape)
-    return is_there.to(packed.dtype).mul_(packed.scale).view(packed.shape)
+        return is_there.clone().view(shape)
+    return is_there.to(dtype).mul_(scale).view(shape)
 
 
 def noise_scale(tensor: torch.Tensor) -> float | None:
@@ -1036,39 +1028,34 @@ def noise_scale(tensor: torch.Tensor) -> float | None:
     return float(found[1])
 
 
-def _pack_noise(tensor: torch.Tensor) -> _Noise | _Plain:
+def _pack_noise(tensor: torch.Tensor) -> _Packed:
     """Return noise as bits; the tensor itself, if it is another this time."""
     scale = noise_scale(tensor)
     if scale is None:
-        return _Plain(tensor)
+        return _Packed(tensor)
     if tensor.dtype == torch.bool:
         flags = tensor.reshape(-1)
-        return _Noise(pack_flags(flags), scale, tensor.shape, tensor.dtype)
+        return _Packed(pack_flags(flags), scale, tensor.shape, tensor.dtype)
     flat = bits(tensor).reshape(-1)
     number = bits(torch.tensor(scale, dtype=tensor.dtype)).item()
     # A third number, or minus zero, is not zero and not that number.
     if flat.is_cpu:  # NumPy compares ten times as fast there
         is_number = flat.numpy() == number
         if np.count_nonzero(is_number) != np.count_nonzero(flat.numpy()):
-            return _Plain(tensor)
+            return _Packed(tensor)
         flags = torch.from_numpy(is_number)
     else:
         flags = flat == number
         if bool((flags != (flat != 0)).any()):
-            return _Plain(tensor)
-    return _Noise(pack_flags(flags), scale, tensor.shape, tensor.dtype)
+            return _Packed(tensor)
+    return _Packed(pack_flags(flags), scale, tensor.shape, tensor.dtype)
 
 
 # ------------------------------------------------------------------ the action
 
 
-class _Known:
-    """A recipe, and for which layers it was compared in full."""
-
-    def __init__(self, recipe: Recipe, module: nn.Module) -> None:
-        self.recipe = recipe
-        self.came_out: MutableMapping[nn.Module, bool] = weakref.WeakKeyDictionary()
-        self.came_out[module] = True
+_Known: TypeAlias = tuple[Recipe, MutableMapping[nn.Module, bool]]
+"""A recipe, and of which layers it is known whether it came out, compared in full."""
 
 
 class Selective:
@@ -1162,31 +1149,28 @@ class Selective:
         with torch.no_grad():
             key = ran.signature()
             known = self._known.get(key)
-            for each in known or ():
-                came_out = each.came_out.get(ran.module)
-                if came_out is False or looks(each.recipe.slots, ran) != (
-                    each.recipe.looks
-                ):
+            for recipe, tried in known or ():
+                came_out = tried.get(ran.module)
+                if came_out is False or looks(recipe.slots, ran) != recipe.looks:
                     continue
                 if came_out is None and may_try:
-                    graph, slots = Graph(ran), [slot for slot, _ in each.recipe.drops]
-                    came_out = comes_out(each.recipe, graph, ran, slots)
-                    each.came_out[ran.module] = came_out
-                    del graph
+                    slots = [slot for slot, _ in recipe.drops]
+                    came_out = comes_out(recipe, Graph(ran), ran, slots)
+                    tried[ran.module] = came_out
                 if came_out is not False:
-                    return drop(each.recipe, ran, watch)
+                    return drop(recipe, ran, watch)
             n_made = self._n_made.get(ran.module, 0)
             if known == [] or n_made >= _MOST_MADE:
                 return 0.0
             if not may_make:
                 return None
             self._n_made[ran.module] = n_made + 1
-            recipe = make_recipe(ran)
+            made = make_recipe(ran)
             self._known[key] = known = known or []
-            if recipe is None:
+            if made is None:
                 return 0.0
-            known.append(_Known(recipe, ran.module))
-            return drop(recipe, ran, watch)
+            known.append((made, weakref.WeakKeyDictionary({ran.module: True})))
+            return drop(made, ran, watch)
 
     def held_bytes(self, counted: Counted) -> None:
         """Return None: it takes the graph to tell."""
