@@ -14,7 +14,7 @@ def test_it_beats_checkpointing_everything(tmp_path):
     """All batches fit, the budget holds, few steps are unplanned, and time is saved."""
     path = tmp_path / "rows.csv"
     options = ["--workloads", "bert-large", "--gib", "16", "--expandable", "no"]
-    options += ["--steps", "24", "--strategies", "hf", "whole", "--out", str(path)]
+    options += ["--steps", "16", "--strategies", "hf", "whole", "--out", str(path)]
     assert 0 == main(options)
     hf, ours = read(path, ScaleRow)
     assert (0, 0) == (ours.ooms, ours.over)
