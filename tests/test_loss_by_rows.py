@@ -272,7 +272,7 @@ def batch_of(length, **others):
 @pytest.fixture
 def small(meter):
     """Return options of a session whose budget the logits are a part of."""
-    return {"budget": "100MiB", "meter": meter}
+    return {"budget": "24MiB", "meter": meter}
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2"])
@@ -283,7 +283,7 @@ def test_it_trains_like_the_bare_model(toys, small, name):
         model = toys.zoo_model("gpt2", vocab_size=20_000, use_cache=False)
     found, _ = toys.compare(model, [batch_of(20)] * 3, **small)
     assert [] == found
-    for budget, by_rows in (("100MiB", True), ("1TiB", False)):
+    for budget, by_rows in (("24MiB", True), ("1TiB", False)):
         with mimose.attach(model, **{**small, "budget": budget}):
             assert by_rows == goes_by_rows(model(**batch_of(20)).loss)
 

@@ -61,12 +61,12 @@ def test_a_polynomial_is_found_and_trusted():
 
 
 def test_a_fit_is_trusted_somewhat_beyond_what_was_seen():
-    """By a quarter; with two shapes to spare up to four times the largest."""
+    """By half; with two shapes to spare up to four times the largest."""
     series = _exact()
     for n in (4, 10, 40):
         series.add((n,), _square(n))
-    assert "" == series.doubt((50,))
-    assert "51 is beyond 40, the most measured" == series.doubt((51,))
+    assert "" == series.doubt((60,))
+    assert "61 is beyond 40, the most measured" == series.doubt((61,))
     series.add((20,), _square(20))
     assert "" == series.doubt((160,))
     assert series.doubt((161,))

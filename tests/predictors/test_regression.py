@@ -95,8 +95,8 @@ def test_shapes_unlike_those_measured_are_told():
     readings = {(4, n, 64, n): [3.0 * n] for n in (10, 30)}
     fit = Fit(LeastSquares(), readings, 0.0, is_peak=False)
     high = (4, 30, 64, 30)
-    assert "" == fit.outside((4, 37, 64, 37), high)
-    assert "38 is beyond 30, the most measured" == fit.outside((4, 38, 64, 38), high)
+    assert "" == fit.outside((4, 45, 64, 45), high)
+    assert "46 is beyond 30, the most measured" == fit.outside((4, 46, 64, 46), high)
     assert "5 where only 4 was measured" == fit.outside((5, 20, 64, 20), high)
     assert "differ" in fit.outside((4, 20, 64, 21), high)
     readings[4, 16, 64, 16] = [48.0]
