@@ -49,8 +49,7 @@ from mimose.exceptions import (
 from mimose.inputs.sharding import OwnParameters, communicates, is_sharded
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners import Menu
-from mimose.policy.plans import Decision
-from mimose.policy.policy import Policy
+from mimose.policy import Decision, Policy
 from mimose.records import AgreementUse
 from mimose.torch_private import group_timeout
 from mimose.types import StepInput

@@ -23,7 +23,7 @@ from benchmarks.proofs.numbers import MIB
 from benchmarks.sim.hollow import CARDS
 from mimose.bench.machine import version_of
 from mimose.bench.zoo import Batch, moved
-from mimose.exactness.context import RandomState
+from mimose.exactness.side_effects import RandomState
 from mimose.memory.meters import AllocatorMeter
 from mimose.memory.wall import has_expandable_segments
 from mimose.session import attach

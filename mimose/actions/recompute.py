@@ -27,9 +27,15 @@ from mimose.actions.base import Probe, UnitCall
 from mimose.actions.host import AwayInput
 from mimose.actions.keep import Keep
 from mimose.exactness.comparison import Comparison
-from mimose.exactness.context import Context, accelerators
 from mimose.exactness.guard import Found
-from mimose.exactness.side_effects import FirstCall, Given, SavedTensors, is_opaque
+from mimose.exactness.side_effects import (
+    Context,
+    FirstCall,
+    Given,
+    SavedTensors,
+    accelerators,
+    is_opaque,
+)
 from mimose.exactness.unit import Unit
 from mimose.inputs.compiled import SCRIPTED, code_in_graph
 from mimose.memory.marks import Counted

@@ -8,14 +8,15 @@ from itertools import compress
 import torch
 from torch import nn
 
-from mimose.exactness.context import RandomState, accelerators_of
 from mimose.exactness.findings import Findings
 from mimose.exactness.guard import Key, State, held_objects
 from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.side_effects import (
     Generators,
+    RandomState,
     SavedTensors,
     TensorSlot,
+    accelerators_of,
     running_statistics,
     tensor_slots,
 )

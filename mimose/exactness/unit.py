@@ -8,11 +8,15 @@ from typing import Any, NoReturn
 
 from torch import nn
 
-from mimose.exactness.context import accelerators_of
 from mimose.exactness.findings import Findings
 from mimose.exactness.guard import Found, Key, ModuleGuard
 from mimose.exactness.late_answers import LateAnswers
-from mimose.exactness.side_effects import FirstCall, TensorSlot, tensor_slots
+from mimose.exactness.side_effects import (
+    FirstCall,
+    TensorSlot,
+    accelerators_of,
+    tensor_slots,
+)
 from mimose.exceptions import LateChangeError, RecomputationError
 from mimose.inputs.compiled import SCRIPTED, CodeInside
 from mimose.tensors import operators_of

@@ -10,7 +10,7 @@ import numpy as np
 
 from mimose.budget import format_bytes
 from mimose.planners import PlanningProblem, Timeline
-from mimose.policy.plans import Plans
+from mimose.policy import Plans
 from mimose.records import (
     PHASES,
     TRIED,

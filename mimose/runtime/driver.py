@@ -19,8 +19,7 @@ from mimose.inputs.describe import SizeTable
 from mimose.inputs.patch import Patch, hidden, is_traced
 from mimose.inputs.sharding import after_hooks, is_sharded
 from mimose.memory.out_of_memory import asked_bytes
-from mimose.policy.plans import Decision
-from mimose.policy.windows import SEVERAL_BACKWARDS
+from mimose.policy import SEVERAL_BACKWARDS, Decision
 from mimose.runtime.loss_choice import LossChoice
 from mimose.runtime.retry import Retry, release_memory
 from mimose.runtime.step import Step, Window, is_in_backward

@@ -23,10 +23,10 @@ from mimose.cost.model import CostModel, flops_of_a_byte
 from mimose.cost.problem import Memory
 from mimose.cost.series import kinds_of
 from mimose.distributed import Ranks, find_ranks, later_waits
-from mimose.exactness.context import settle_flags
 from mimose.exactness.findings import Findings
 from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.rollback import Rollback
+from mimose.exactness.side_effects import settle_flags
 from mimose.exactness.unit import Unit, note_shared_weights
 from mimose.exceptions import AlreadyAttachedError
 from mimose.inputs.compiled import OneGraph, refuse_compiled
@@ -37,10 +37,9 @@ from mimose.inputs.patch import Patch
 from mimose.inputs.placement import only_device
 from mimose.inputs.sharding import communicates
 from mimose.memory.meters import BasicMeter, Meter, make_meter
-from mimose.memory.optimizer import OptimizerWatch
-from mimose.memory.wall import make_footprint
+from mimose.memory.wall import OptimizerWatch, make_footprint
 from mimose.planners import FixedPlanner, Planner, refiner_of
-from mimose.policy.policy import Policy
+from mimose.policy import Policy
 from mimose.predictors import Estimator
 from mimose.records import AgreementUse, HostUse, Records
 from mimose.runtime.checks import BudgetChecks

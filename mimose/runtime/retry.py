@@ -24,8 +24,7 @@ from mimose.distributed import (
     why_forward_waits,
     why_step_waits,
 )
-from mimose.exactness.context import RandomState, accelerators_of
-from mimose.exactness.side_effects import Given
+from mimose.exactness.side_effects import Given, RandomState, accelerators_of
 from mimose.exceptions import (
     LateChangeError,
     NotRecomputableError,

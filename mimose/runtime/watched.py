@@ -14,7 +14,7 @@ from mimose.cost.learner import Learner
 from mimose.cost.problem import Memory
 from mimose.exceptions import MimoseError
 from mimose.inputs.describe import SizeTable
-from mimose.policy.policy import Policy
+from mimose.policy import Policy
 from mimose.runtime.checks import BudgetChecks
 from mimose.tensors import tensors_in
 from mimose.types import Sizes, StepInput

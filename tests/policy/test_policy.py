@@ -7,8 +7,7 @@ import torch
 
 import mimose
 from mimose.planners import make_planner, safest_plan
-from mimose.policy import plans
-from mimose.policy.least_peaks import LeastPeaks
+from mimose.policy import LeastPeaks, plans
 from mimose.types import StepInput
 
 

@@ -1,0 +1,1008 @@
+"""Deciding what a step does: a phase and a plan, within the budget. No torch.
+
+In come a step's facts and what is held; out goes a `Decision`.
+
+Note: [Plans]
+A plan for a shape that is on its way is made in the worker thread, a little under what
+is held now. Where the planner on the step's path has not proved that its plan is the
+best, the thread solves the same problem to its end, and puts what comes out in the
+plan's place.
+
+Note: [Windows]
+What runs before a backward is one step for memory, however many forwards that are:
+each holds what it holds until the backward. So a window, the forwards up to a backward,
+is one step of all their layer calls. Its context is that of its forwards in order, its
+sizes are theirs, one behind the other, and all that is learned, planned and predicted
+of steps is of windows too. A window of one forward is an ordinary step.
+
+When the first forward begins, the later ones are not known. The longest window that
+began so of late is expected again, its sizes to come by the rule that they followed, of
+the first forward's, else the largest seen. A forward that comes otherwise, and is not
+smaller, is recomputed. So is all of a step whose graph several backwards go
+through.
+"""
+
+from __future__ import annotations
+
+import logging
+import operator
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import count
+from typing import Any, TypeAlias
+
+import numpy as np
+from cachetools import LRUCache
+
+from mimose.budget import format_bytes
+from mimose.cost.learner import Learner
+from mimose.cost.model import CostModel
+from mimose.cost.pattern import SizeRule, as_tuples
+from mimose.cost.problem import (
+    Growth,
+    Memory,
+    doubt,
+    extra_flops,
+    extrapolation_ratio,
+    fill_problem,
+    plan_growth,
+    untold,
+)
+from mimose.exceptions import InfeasibleBudgetError
+from mimose.planners import InfeasibleBudgetError as _Infeasible
+from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
+from mimose.planners.timeline import judge
+from mimose.predictors import REACH, SafetyMargin
+from mimose.records import TRIED, Phase
+from mimose.types import MOST_CONTEXTS, Context, Sizes, StepInput
+from mimose.worker import Lane, lock
+
+# ------------------------------------------------------------ least peaks
+
+_MOST_STEPS = 256
+"""Steps remembered; then the one that came first is forgotten."""
+
+
+class LeastPeaks:
+    """Remembers what steps with everything recomputed needed.
+
+    A batch at least as large in every size needs at least as much. What held the
+    memory may be held twice in the first steps (the optimizer's state still to come),
+    so the lower of two bounds counts: that step's peak with the state made since, and
+    today's start with that step's growth.
+    """
+
+    def __init__(self) -> None:
+        self._least: dict[tuple[Context, Sizes], tuple[float, float]] = {}
+        """Peaks without the optimizer's state, and growths."""
+
+    def add(
+        self,
+        facts: StepInput,
+        peak_bytes: float,
+        growth_bytes: float,
+        state_bytes: float,
+    ) -> None:
+        """Take in one step in which everything was recomputed.
+
+        Args:
+            facts: The step.
+            peak_bytes: Reached in it.
+            growth_bytes: The same over its start.
+            state_bytes: Of the optimizer, at that time.
+        """
+        least = peak_bytes - state_bytes, growth_bytes
+        self._least[facts.context, facts.sizes] = least
+        if len(self._least) > _MOST_STEPS:
+            del self._least[next(iter(self._least))]
+
+    def bound(self, facts: StepInput, start_bytes: float, state_bytes: float) -> float:
+        """Return a peak that no plan can go below, 0 if none is known.
+
+        Args:
+            facts: The step to come.
+            start_bytes: Held now.
+            state_bytes: Of the optimizer, now.
+        """
+        return max(
+            (
+                min(peak + state_bytes, start_bytes + growth)
+                for (context, sizes), (peak, growth) in self._least.items()
+                if context == facts.context
+                and len(sizes) == len(facts.sizes)
+                and all(s <= own for s, own in zip(sizes, facts.sizes, strict=True))
+            ),
+            default=0.0,
+        )
+
+
+# ------------------------------------------------------------ windows
+
+Parts: TypeAlias = tuple[StepInput, ...]
+"""The forwards of a window."""
+
+_MOST_FORWARDS = 16
+_LATELY = 16
+"""Windows that began alike and are remembered."""
+SEVERAL_BACKWARDS = "several backwards go through such steps"
+OTHERS = "other forwards or backwards make up this step than before"
+
+
+def joined(parts: Sequence[StepInput]) -> StepInput:
+    """Return the facts of a window: Note: [Windows].
+
+    Args:
+        parts: Those of its forwards.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    return StepInput(
+        "+".join(part.context for part in parts),
+        tuple(size for part in parts for size in part.sizes),
+        parts[0].has_gradients,
+        "+".join(part.structure for part in parts),
+    )
+
+
+class Windows:
+    """Remembers which windows came, and tells how one that begins goes on.
+
+    Attributes:
+        seen: By the first forward's context, windows and their backwards; of contexts
+            alone in which some was not of one forward and one backward.
+    """
+
+    def __init__(self) -> None:
+        self.seen: dict[Context, deque[tuple[Parts, int]]] = {}
+        self._to_come: dict[Context, list[tuple[StepInput, list[SizeRule]]]] = {}
+        """The forwards behind such a first one, and how their sizes follow from its."""
+
+    def expected(self, first: StepInput) -> StepInput | str:
+        """Return the window that a forward begins, or why it is not to be planned.
+
+        Args:
+            first: The forward.
+        """
+        seen = self.seen.get(first.context)
+        if seen is None:
+            return first
+        if any(n_backwards > 1 for _, n_backwards in seen):
+            return SEVERAL_BACKWARDS
+        if first.context not in self._to_come:
+            self._to_come[first.context] = _to_come([parts for parts, _ in seen])
+        to_come = self._to_come[first.context]
+        if len(to_come) >= _MOST_FORWARDS:
+            return f"more than {_MOST_FORWARDS} forwards run before one backward"
+        parts = [first]
+        for part, rules in to_come:
+            sizes = tuple(rule(first.sizes) for rule in rules)
+            parts.append(part._replace(sizes=sizes))
+        return joined(parts)
+
+    def absorb(self, parts: Sequence[StepInput], n_backwards: int) -> None:
+        """Take in a window that has come to its end, or has had another backward.
+
+        Args:
+            parts: Its forwards.
+            n_backwards: How many backwards went through them.
+        """
+        context = parts[0].context
+        if context not in self.seen and len(parts) == n_backwards == 1:
+            return
+        if self.expected(parts[0]) != joined(parts):
+            self._to_come.pop(context, None)
+        seen = self.seen.pop(context, None) or deque(maxlen=_LATELY)
+        seen.append((tuple(parts), n_backwards))
+        self.seen[context] = seen
+        if len(self.seen) > MOST_CONTEXTS:
+            del self.seen[next(iter(self.seen))]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was seen, ready for JSON."""
+        return {context: list(seen) for context, seen in self.seen.items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Take over what another one has seen.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+        self.seen = {
+            context: deque(
+                (
+                    (tuple(StepInput(*as_tuples(part)) for part in parts), int(n))
+                    for parts, n in seen
+                ),
+                maxlen=_LATELY,
+            )
+            for context, seen in state.items()
+        }
+
+
+def covers(whole: StepInput, parts: Sequence[StepInput]) -> bool:
+    """Whether forwards are those that a window began to be expected with, or smaller.
+
+    Args:
+        whole: The window.
+        parts: The forwards so far.
+    """
+    own = joined(parts)
+    is_alike = f"{whole.context}+".startswith(f"{own.context}+")
+    return is_alike and all(
+        s <= w for s, w in zip(own.sizes, whole.sizes, strict=False)
+    )
+
+
+def _to_come(seen: Sequence[Parts]) -> list[tuple[StepInput, list[SizeRule]]]:
+    """Return how the longest windows went on, and the rules of their sizes."""
+    longest = max(seen, key=len)
+    alike = [p for p in seen if joined(p).context == joined(longest).context]
+    roots = [parts[0].sizes for parts in alike]
+    found = []
+    for at in range(1, len(longest)):
+        columns = zip(*(parts[at].sizes for parts in alike), strict=True)
+        found.append((alike[-1][at], [SizeRule(roots, column) for column in columns]))
+    return found
+
+
+# ------------------------------------------------------------ plans
+
+_SPARE = 0.01
+"""Of the room for a step: less is not worth another plan."""
+_MOST_FILLINGS = 3
+_AHEAD = 0.002
+"""What is held may differ by so much of the headroom between now and a step to come."""
+
+_Key = tuple[Context, bool, Sizes]
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What a step does: plain data, made once."""
+
+    phase: Phase
+    chosen: CachedPlan | None
+    """None: everything is recomputed, and measured."""
+    growth_bytes: float | None = None
+    """Predicted."""
+    flops: tuple[int, ...] = ()
+    """Recomputed by each layer call under the plan, as far as they are known."""
+    cache_hit: bool = False
+    is_measured: bool = False
+    """Whether the boundaries are read although there is a plan."""
+    is_whole: bool = False
+    """Whether what is recomputed runs to its end, as it does on another rank."""
+    reason: str = ""
+    """Why it is not an ordinary step; "" if it is."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CachedPlan:
+    """A plan for one shape, with all that a hit needs."""
+
+    plan: Plan
+    events: tuple[str, ...]
+    """The names of the layer calls, in order."""
+    by_unit: tuple[tuple[str, ...], ...]
+    """The actions of each layer's calls."""
+    calls: tuple[int, ...]
+    """How often each layer is called."""
+    growth: Growth
+    flops: tuple[int, ...]
+    """As in `Decision`."""
+    headroom_bytes: float
+    """What it was made for."""
+    version: int
+    """Of the cost model that it was made from."""
+    between: tuple[tuple[int, ...], ...] = ()
+    """How often each layer was called where each forward but the last ends."""
+    ends: tuple[int, ...] = ()
+    """How many layer calls have run there."""
+    is_ahead: bool = False
+    """Whether it was made before its shape came."""
+    decided: dict[float, Decision] = field(default_factory=dict)
+    """By what is released, the decisions of hits."""
+
+    def calls_until(self, part: int) -> tuple[int, ...]:
+        """Return how often each layer is called up to the end of a forward."""
+        return self.between[part] if part < len(self.between) else self.calls
+
+    def events_of(self, part: int) -> slice:
+        """Return where the layer calls of a forward stand among all."""
+        ends = (0, *self.ends, len(self.events))
+        return slice(*ends[part : part + 2]) if part < len(ends) - 1 else slice(0)
+
+    @property
+    def keeps_all(self) -> bool:
+        """Whether nothing is recomputed."""
+        return self.plan.extra_cost == 0
+
+
+class Plans:
+    """Keeps plans by shape, the least recently used forgotten first.
+
+    Args:
+        learner: Holds what has been learned.
+        planner: Chooses the actions.
+        margin: Between a prediction and the budget.
+        cache_size: The most plans kept.
+        refiner: Solves a problem to its end; None where plans stay as they were made.
+
+    Attributes:
+        hits: Steps whose plan was there.
+        misses: Those for which it was made.
+        n_ready: Plans that were made ahead and used.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        planner: Planner,
+        margin: SafetyMargin,
+        cache_size: int,
+        refiner: Planner | None,
+    ) -> None:
+        self._learner = learner
+        self._planner = planner
+        self._margin = margin
+        self._refiner = refiner
+        self._cache: LRUCache[_Key, CachedPlan] = LRUCache(cache_size)
+        self._lock = lock()
+        self.hits = self.misses = self.n_ready = 0
+
+    def get(self, facts: StepInput, memory: Memory) -> CachedPlan | None:
+        """Return the plan of a step that is about to run, if it is good today.
+
+        Args:
+            facts: The step.
+            memory: What is held, and the budget.
+        """
+        key = facts.context, facts.has_gradients, facts.sizes
+        with self._lock:
+            found = self._cache.get(key)
+            if found is None or not self._is_good(found, memory):
+                self._cache.pop(key, None)
+                self.misses += 1
+                return None
+            if found.is_ahead and not found.decided:
+                self.n_ready += 1
+            self.hits += 1
+            return found
+
+    def _is_good(self, cached: CachedPlan, memory: Memory) -> bool:
+        """Whether a plan fits today, and leaves no more unused than it must."""
+        if cached.version < self._learner.model.valid_since:
+            return False
+        growth = cached.growth.bytes(memory.released_bytes)
+        headroom = memory.budget_bytes - memory.start_bytes
+        if self._margin.allowed(growth) > headroom:
+            return False
+        spare = headroom - cached.headroom_bytes
+        most = max(_SPARE * growth, self._margin.noise_bytes)
+        return spare <= most or cached.keeps_all
+
+    def make(
+        self,
+        facts: StepInput,
+        memory: Memory,
+        usable_bytes: float,
+        share: float = 1.0,
+        planner: Planner | None = None,
+    ) -> CachedPlan:
+        """Make a plan.
+
+        Args:
+            facts: The step.
+            memory: What is held, and the budget.
+            usable_bytes: The level that predictions may reach: the margin is taken off.
+            share: How much of the way from the safest plan to that it may go.
+            planner: Another one than the usual.
+
+        Raises:
+            InfeasibleBudgetError: No plan keeps the budget.
+        """
+        model, planner = self._learner.model, planner or self._planner
+        problem = fill_problem(model, facts, memory, usable_bytes)
+        if share < 1.0:
+            problem = _tightened(problem, share)
+        plan, growth = self._best(planner, model, facts, memory, problem)
+        return _with_costs(model, facts, memory, plan, growth)
+
+    def _best(
+        self,
+        planner: Planner,
+        model: CostModel,
+        facts: StepInput,
+        memory: Memory,
+        problem: PlanningProblem,
+    ) -> tuple[Plan, Growth]:
+        """Choose the actions; fill what the problem's safe side leaves of the budget.
+
+        The problem has autocast's copies of kept layers twice, and a plan is predicted
+        without. Of BERT-large that was a tenth of the growth, and three layers
+        recomputed for nothing.
+        """
+        released = memory.released_bytes
+        room = problem.budget_bytes - problem.start_bytes
+        plan = self._plan(planner, problem, memory)
+        growth = plan_growth(model, facts, problem, plan.actions, released)
+        reached = 0.0
+        for _ in range(_MOST_FILLINGS):
+            # By so much the problem has the plan higher than it is predicted.
+            beyond = plan.peak_bytes - problem.start_bytes - growth.bytes(released)
+            keeps_all = set(plan.actions) <= {model.menu.first}
+            if keeps_all or beyond - reached < _SPARE * room:
+                break
+            wider = replace(problem, budget_bytes=problem.budget_bytes + beyond)
+            other = self._plan(planner, wider, memory)
+            if other.actions == plan.actions or other.extra_cost > plan.extra_cost:
+                break
+            fuller = plan_growth(model, facts, wider, other.actions, released)
+            if fuller.bytes(released) > room:
+                break
+            plan, growth, reached = other, fuller, beyond
+        return plan, growth
+
+    def _plan(self, planner: Planner, problem: PlanningProblem, memory: Memory) -> Plan:
+        """Choose the actions; where the margin does not fit, the safest ones."""
+        try:
+            return planner.plan(problem)
+        except _Infeasible as error:
+            least = safest_plan(problem)
+            if least.peak_bytes - self._margin.noise_bytes <= memory.budget_bytes:
+                return least
+            raise InfeasibleBudgetError(
+                memory.budget_bytes, least.peak_bytes, error.holders
+            ) from None
+
+    def imposed(
+        self, facts: StepInput, memory: Memory, actions: tuple[str, ...]
+    ) -> CachedPlan:
+        """Return the plan of given actions, which other ranks asked for.
+
+        Args:
+            facts: The step.
+            memory: What is held, and the budget.
+            actions: One a layer call.
+        """
+        model = self._learner.model
+        problem = fill_problem(model, facts, memory)
+        choice = np.array([problem.actions.index(a) for a in actions], dtype=np.intp)
+        plan = judge(problem, choice, planner="agreed")
+        growth = plan_growth(model, facts, problem, actions, memory.released_bytes)
+        return _with_costs(model, facts, memory, plan, growth)
+
+    def keep(
+        self, facts: StepInput, made: CachedPlan, memory: Memory, usable_bytes: float
+    ) -> None:
+        """Keep a plan for the next time, and have it refined.
+
+        Args:
+            facts: What it was made for, as all others.
+            made: The plan.
+            memory: What was held, and the budget.
+            usable_bytes: The level that predictions may reach.
+        """
+        with self._lock:
+            self._cache.setdefault(_key(facts), made)
+        if self._refiner is None or made.plan.optimal or made.keeps_all:
+            return
+        refine = partial(self._refine, facts, made, memory, usable_bytes)
+        self._learner.worker.submit(Lane.REFINE, _key(facts), refine)
+
+    def _refine(
+        self, facts: StepInput, made: CachedPlan, memory: Memory, usable_bytes: float
+    ) -> None:
+        key, model = _key(facts), self._learner.model
+        with self._lock:
+            is_in_use = self._cache.get(key) is made
+        if not is_in_use or doubt(model, facts):
+            return
+        try:
+            refined = self.make(facts, memory, usable_bytes, planner=self._refiner)
+        except InfeasibleBudgetError:
+            return  # more was learned since, and the plan is not good any more
+        is_dearer = refined.plan.extra_cost > made.plan.extra_cost
+        if is_dearer and not refined.plan.optimal:
+            return
+        with self._lock:
+            if self._cache.get(key) is made:
+                self._cache[key] = refined
+
+    def prepare(self, facts: StepInput, memory: Memory) -> None:
+        """Have a plan made for a step that is to come, if there is none that fits.
+
+        Args:
+            facts: The step, of a context that is planned freely.
+            memory: What is held as a step begins, and the budget.
+        """
+        key = _key(facts)
+        with self._lock:
+            found = self._cache.get(key)
+        if found is None or not self._is_good(found, memory):
+            ahead = partial(self._make_ahead, facts, memory)
+            self._learner.worker.submit(Lane.PLAN, key, ahead)
+
+    def _make_ahead(self, facts: StepInput, memory: Memory) -> None:
+        headroom = memory.headroom_bytes
+        spare = max(self._margin.noise_bytes, _AHEAD * headroom)
+        usable = memory.start_bytes + self._margin.largest(headroom - spare)
+        if doubt(self._learner.model, facts):
+            return
+        try:
+            made = self.make(facts, memory, usable)
+        except InfeasibleBudgetError:
+            return  # its step says so, with the numbers of its day
+        with self._lock:
+            found = self._cache.get(_key(facts))
+            if found is None or not self._is_good(found, memory):
+                self._cache[_key(facts)] = replace(made, is_ahead=True)
+
+
+def _tightened(problem: PlanningProblem, share: float) -> PlanningProblem:
+    """Let a problem go only part of the way to its budget."""
+    least = safest_plan(problem).peak_bytes
+    keep_all = np.zeros(len(problem.events), dtype=np.intp)
+    top = min(problem.budget_bytes, lay_out(problem, keep_all).peak_bytes)
+    if least >= top:
+        return problem  # there is no way to go part of
+    return replace(problem, budget_bytes=least + share * (top - least))
+
+
+def _with_costs(
+    model: CostModel, facts: StepInput, memory: Memory, plan: Plan, growth: Growth
+) -> CachedPlan:
+    pattern = model.pattern(facts)
+    return CachedPlan(
+        plan,
+        tuple(event.name for event in pattern.events),
+        pattern.by_unit(plan.actions, otherwise=model.menu.first),
+        pattern.calls,
+        growth,
+        extra_flops(model, facts, plan.actions),
+        memory.headroom_bytes,
+        model.version,
+        pattern.between,
+        tuple(pattern.events_until(part) for part in range(len(pattern.between))),
+    )
+
+
+def _key(facts: StepInput) -> _Key:
+    return facts.context, facts.has_gradients, facts.sizes
+
+
+# ------------------------------------------------------------ policy
+
+_log = logging.getLogger(__name__)
+
+_STAGES = (0.35, 0.7)
+"""Shares of the way from the safest plan to the whole budget, each checked by a step
+before a context is planned freely."""
+_MEASURED_STEPS = 32
+"""So many steps are measured, if their shape is new, under a plan or not."""
+_MOST_TRIES = 32
+"""Steps that show actions of which little is known."""
+_LARGE = 0.5
+"""Steps that grow by less of the headroom teach the margin nothing: noise is all."""
+_OFF = 0.005
+"""A prediction that a measured step showed to be off by more was of a model that has
+learned better since: the plans made until then are made again."""
+_PATIENCE = 50
+"""Steps in a row that were measured and not planned; then that is worth a warning."""
+
+
+class Policy:
+    """Chooses a phase and a plan for each step.
+
+    Args:
+        learner: Holds what has been learned.
+        planner: Makes the plans.
+        noise_bytes: By so much a reading of the meter means nothing.
+        cache_size: The most plans kept.
+        raises: Whether a prediction that no plan keeps the budget is an error. It need
+            not be where steps are observed: then everything is recomputed, and what
+            that is seen to take decides.
+        refiner: Makes better plans beside training; None for none.
+
+    Attributes:
+        margin: What is kept free between a prediction and the budget.
+        plans: Those in use.
+        windows: Which forwards make up a step.
+        least_peaks: What steps with everything recomputed needed.
+    """
+
+    def __init__(
+        self,
+        learner: Learner,
+        planner: Planner,
+        noise_bytes: float,
+        cache_size: int,
+        *,
+        raises: bool,
+        refiner: Planner | None = None,
+    ) -> None:
+        self._learner = learner
+        self._raises = raises
+        self.margin = SafetyMargin(noise_bytes=5.0 * noise_bytes)
+        self.plans = Plans(learner, planner, self.margin, cache_size, refiner)
+        self.windows = Windows()
+        self.least_peaks = LeastPeaks()
+        self._stages: dict[Context, int] = {}
+        """By context, how many of the stages are passed; none where no plan ran."""
+        self._n_tries = 0
+        self._n_unplanned = 0
+
+    # ------------------------------------------------------------------ before a step
+
+    def decide(
+        self,
+        parts: Sequence[StepInput],
+        memory: Memory,
+        before: tuple[StepInput, Decision] | None = None,
+        *,
+        is_first: bool = False,
+    ) -> tuple[StepInput, Decision]:
+        """Choose what a forward does: Note: [Windows].
+
+        Args:
+            parts: The forwards of its window so far, it the last.
+            memory: What was held when the first began, and the budget.
+            before: What this returned for the forward before it, if there is one.
+            is_first: Whether it is the process's first, which maps and imports things
+                that stay: a plan, after what was learned elsewhere, leaves more free.
+
+        Returns:
+            The window that is expected, and what all its forwards do.
+
+        Raises:
+            InfeasibleBudgetError: A trusted prediction says that no plan fits, and
+                predictions are all there is.
+        """
+        if before is not None:
+            whole, decision = before
+            if decision.chosen is None or covers(whole, parts):
+                return before
+            return joined(parts), Decision("fallback", None, reason=OTHERS)
+        facts = parts[0]
+        if facts.context in self.windows.seen:
+            expected = self.windows.expected(facts)
+            if isinstance(expected, str):
+                return facts, Decision("fallback", None, reason=expected)
+            facts = expected
+        found = self.plans.get(facts, memory)
+        if found is None or facts.context not in self._learner.model.patterns:
+            return facts, self._plan(facts, memory, is_first=is_first)
+        self._learner.use(facts.context)
+        known = found.decided.get(memory.released_bytes)
+        if known is None:
+            known = _decision(found, memory, cache_hit=True)
+            found.decided.clear()
+            found.decided[memory.released_bytes] = known
+        return facts, known
+
+    def _plan(self, facts: StepInput, memory: Memory, *, is_first: bool) -> Decision:
+        """Make a plan where the costs are known well enough."""
+        learner, context = self._learner, facts.context
+        if context not in learner.model.patterns:
+            self._stages.pop(context, None)
+        is_known = context in self._stages
+        if not is_known or doubt(learner.model, facts):
+            learner.worker.catch_up()  # there is nothing better to do
+        model = learner.model
+        learner.use(context)
+        why_not = doubt(model, facts)
+        self._note(why_not)
+        if why_not:
+            return Decision("fallback" if is_known else "collect", None, reason=why_not)
+        share = self._share(context)
+        beyond = extrapolation_ratio(model, facts) / (REACH - 1.0)
+        usable = self._usable(memory, 1.0 if is_first else beyond)
+        try:
+            made = self.plans.make(facts, memory, usable, share)
+        except InfeasibleBudgetError as error:
+            if self._raises:
+                raise
+            reason = self._too_small(error, memory)
+            return Decision("fallback", None, reason=reason)
+        is_new = learner.n_steps < _MEASURED_STEPS or beyond > 0.0
+        decision = replace(_decision(made, memory), is_measured=is_new)
+        if share < 1.0:
+            return replace(decision, phase="step_down")
+        tried = self._tried(model, facts, decision, made)
+        if tried is not None:
+            return tried
+        if not (is_first or beyond > 0.0):
+            self.plans.keep(facts, made, memory, usable)
+        return decision
+
+    def _tried(
+        self, model: CostModel, facts: StepInput, decision: Decision, made: CachedPlan
+    ) -> Decision | None:
+        """Have a step show actions of which little is known; None where none is.
+
+        Layer calls that the plan keeps run under them by turns. They hold no more than
+        what they stand in for, so the budget is kept; but nothing is predicted of such
+        a step. Lossy actions are not tried where all can be kept.
+        """
+        menu, planned = model.menu, made.plan.actions
+        if self._n_tries >= _MOST_TRIES or self._learner.n_waiting > 1:
+            return None
+        is_exact = made.keeps_all
+        actions, turns = list(planned), count()
+        for at, unknown in enumerate(untold(model, facts)):
+            names = [n for n in unknown if not (is_exact and n in menu.lossy)]
+            if names and planned[at] == menu.first:
+                actions[at] = names[next(turns) % len(names)]
+        names = [n for n in menu.names if n in set(actions) - set(planned)]
+        if actions == list(planned):
+            return None
+        self._n_tries += 1
+        by_unit = model.pattern(facts).by_unit(actions, otherwise=menu.first)
+        plan = replace(made.plan, actions=tuple(actions))
+        return replace(
+            decision,
+            chosen=replace(made, plan=plan, by_unit=by_unit),
+            is_measured=True,
+            growth_bytes=None,
+            reason=f"{', '.join(names)} {TRIED}",
+        )
+
+    def prepare(self, facts: StepInput, memory: Memory) -> None:
+        """Have a plan made beside training for a step that is to come.
+
+        Args:
+            facts: Its context and sizes.
+            memory: What is held as a step begins, and the budget.
+        """
+        model, context = self._learner.model, facts.context
+        if self._learner.n_steps < _MEASURED_STEPS or self._share(context) < 1.0:
+            return  # its step is to be measured
+        if context in model.patterns and extrapolation_ratio(model, facts) <= 0.0:
+            self.plans.prepare(facts, memory)
+
+    def imposed(
+        self,
+        facts: StepInput,
+        decision: Decision,
+        memory: Memory,
+        actions: tuple[str, ...],
+    ) -> Decision | None:
+        """Return a decision with other actions, which other ranks asked for.
+
+        Args:
+            facts: What the plan is for.
+            decision: This rank's own, with a plan.
+            memory: What is held, and the budget.
+            actions: One a layer call of that plan.
+
+        Returns:
+            None where what is known by now is of other layer calls.
+        """
+        chosen, model = decision.chosen, self._learner.model
+        if chosen is None or facts.context not in model.patterns:
+            return None
+        names = tuple(event.name for event in model.pattern(facts).events)
+        if names != chosen.events:
+            return None
+        made = _decision(self.plans.imposed(facts, memory, actions), memory)
+        return replace(
+            decision,
+            chosen=made.chosen,
+            growth_bytes=made.growth_bytes,
+            flops=made.flops,
+        )
+
+    # ------------------------------------------------------------------ after a step
+
+    def as_ran(
+        self,
+        facts: StepInput,
+        decision: Decision,
+        calls: tuple[int, ...],
+        part: int = 0,
+    ) -> Decision | None:
+        """Return a planned forward's decision, now that it is known what has run.
+
+        Where less ran than was planned for, nothing is predicted. Where more ran, that
+        is taken note of. Of several forwards before one backward each has to run what
+        was planned: calls are counted on from one to the next, so that nobody can tell
+        which a later one leaves out.
+
+        Args:
+            facts: The window's context and sizes.
+            decision: With a plan.
+            calls: How often each layer was called, up to the forward's end.
+            part: Which forward of its window it is.
+
+        Returns:
+            None where more has run, or other layers.
+        """
+        chosen, model = decision.chosen, self._learner.model
+        if chosen is None or calls == chosen.calls_until(part):
+            return decision
+        if chosen.between:
+            self.forget(facts.context)
+            return None
+        facts = facts._replace(calls=calls)
+        if any(map(operator.gt, calls, chosen.calls)):
+            self._learner.miss(facts)
+            return None
+        if facts.context not in model.patterns:
+            return replace(decision, growth_bytes=None)
+        names = {event.name for event in model.pattern(facts).events}
+        ran = [at for at, name in enumerate(chosen.events) if name in names]
+        flops = tuple(decision.flops[at] for at in ran)
+        plan = replace(
+            chosen.plan, actions=tuple(chosen.plan.actions[at] for at in ran)
+        )
+        events = tuple(chosen.events[at] for at in ran)
+        ran_as = replace(chosen, plan=plan, events=events, calls=calls, flops=flops)
+        return replace(decision, chosen=ran_as, growth_bytes=None, flops=flops)
+
+    def absorb(
+        self,
+        facts: StepInput,
+        decision: Decision,
+        observed_bytes: float | None,
+        *,
+        headroom_bytes: float,
+        is_over: bool,
+    ) -> None:
+        """Take in how a planned step came out.
+
+        Args:
+            facts: The step's context and sizes.
+            decision: With a prediction.
+            observed_bytes: The growth; None where the meter tells no peak.
+            headroom_bytes: What it might have grown by.
+            is_over: Whether it passed the budget.
+        """
+        chosen, predicted = decision.chosen, decision.growth_bytes
+        if chosen is None:
+            return
+        is_within = not is_over
+        if predicted is not None and observed_bytes is not None:
+            is_within = observed_bytes <= self.margin.allowed(predicted)
+            if is_over or predicted >= _LARGE * headroom_bytes:
+                self.margin.observe(predicted, observed_bytes)
+            if decision.is_measured and abs(observed_bytes / predicted - 1) > _OFF:
+                self.distrust_plans()  # the model has just learned better
+        self._pass_stage(facts.context, chosen, is_within=is_within)
+
+    def _pass_stage(
+        self, context: Context, chosen: CachedPlan, *, is_within: bool
+    ) -> None:
+        """Go on to the next stage, if it was checked; the oldest contexts go."""
+        stage = self._stages.pop(context, 0)
+        if stage < len(_STAGES) and is_within:
+            stage += self._learner.model.menu.first in chosen.plan.actions
+        self._stages[context] = stage
+        if len(self._stages) > MOST_CONTEXTS:
+            del self._stages[next(iter(self._stages))]
+
+    def forget(self, context: Context) -> None:
+        """Distrust a context whose steps turned out to run other layers."""
+        self._learner.forget(context)
+        self._stages.pop(context, None)
+
+    def distrust_plans(self) -> None:
+        """Make every plan made so far invalid, as after a step over the budget."""
+        self._learner.distrust_plans()
+
+    # ------------------------------------------------------------------ telling
+
+    def least_peak_bytes(self, facts: StepInput, memory: Memory) -> float | None:
+        """Return what a step is sure to reach under any plan; None if nothing is sure.
+
+        The prediction of the safest plan, less the margin that predictions have.
+
+        Args:
+            facts: Its context and exact sizes.
+            memory: What is held, as if it began now.
+        """
+        model = self._learner.model
+        if doubt(model, facts) or model.varies(facts.context):  # it may run less
+            return None
+        least = safest_plan(fill_problem(model, facts, memory)).peak_bytes
+        growth = (least - memory.start_bytes) * (1.0 - self.margin.share)
+        return memory.start_bytes + growth
+
+    def explain(
+        self, facts: StepInput, memory: Memory
+    ) -> tuple[PlanningProblem, Plan, str]:
+        """Return the exact problem of a shape, the plan it gets, and why.
+
+        Raises:
+            InfeasibleBudgetError: No plan keeps the budget.
+        """
+        model, problem = self._learner.model, self.problem(facts, memory)
+        why_not = doubt(model, facts)
+        if why_not:
+            return problem, safest_plan(problem), f"the safest plan, for {why_not}"
+        plan = self.plans.make(facts, memory, self._usable(memory)).plan
+        why = f"planner {plan.planner}" + (" (proved optimal)" if plan.optimal else "")
+        return problem, plan, f"{why}, with a margin of {self.margin.share:.1%}"
+
+    def problem(self, facts: StepInput, memory: Memory) -> PlanningProblem:
+        """Fill the planning problem of exact sizes, nothing taken off the budget.
+
+        Args:
+            facts: The step's context and sizes.
+            memory: What is held, and the budget.
+        """
+        return fill_problem(self._learner.model, facts, memory)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what steps have taught, ready for JSON; plans are made anew."""
+        return {
+            "stages": dict(self._stages),
+            "margin": self.margin.state_dict(),
+            "windows": self.windows.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take over what another policy was taught.
+
+        Args:
+            state: What ``state_dict`` returned.
+        """
+        self._stages = {str(key): int(stage) for key, stage in state["stages"].items()}
+        self.margin.load_state_dict(state["margin"])
+        self.windows.load_state_dict(state["windows"])
+        self._learner.distrust_plans()
+
+    # ------------------------------------------------------------------ the margin
+
+    def _share(self, context: Context) -> float:
+        """Return the share of the way to the whole budget that a plan may go."""
+        stage = self._stages.get(context, 0)
+        return _STAGES[stage] if stage < len(_STAGES) else 1.0
+
+    def _usable(self, memory: Memory, beyond: float = 0.0) -> float:
+        """Return the level that predictions may reach.
+
+        Args:
+            memory: What is held, and the budget.
+            beyond: How far beyond the sizes measured the step lies, as a share of how
+                far a fit is trusted.
+        """
+        return memory.start_bytes + self.margin.largest(memory.headroom_bytes, beyond)
+
+    def _too_small(self, error: InfeasibleBudgetError, memory: Memory) -> str:
+        """Say what the least plan comes to, and what tensors may."""
+        least, most = map(format_bytes, (error.least_peak_bytes, memory.budget_bytes))
+        margin = f"{self.margin.share:.1%}"
+        told = (
+            f"no plan is predicted to keep the budget: the least peak is {least}, the "
+            f"margin of {margin} left out, and tensors may hold {most}"
+        )
+        if memory.reserved_ratio == 1.0:
+            return told
+        ratio = f"{memory.reserved_ratio:.2f}"
+        return f"{told}, as {ratio} bytes are reserved for each byte of growth"
+
+    def _note(self, why_not: str) -> None:
+        """Count steps without a plan, and warn once where there is no end of them."""
+        self._n_unplanned = self._n_unplanned + 1 if why_not else 0
+        if self._n_unplanned == _PATIENCE:
+            _log.warning(
+                "mimose: the last %d steps were all measured, with everything "
+                "recomputed, and none was planned; the last reason: %s. Where inputs "
+                "differ in more than their sizes (texts, identifiers, numbers of "
+                "tensors), keep that out of the model's arguments. Where nothing "
+                "helps, planner='full' recomputes everything without measuring.",
+                _PATIENCE,
+                why_not,
+            )
+
+
+def _decision(made: CachedPlan, memory: Memory, *, cache_hit: bool = False) -> Decision:
+    return Decision(
+        "plan",
+        made,
+        made.growth.bytes(memory.released_bytes),
+        made.flops,
+        cache_hit,
+    )
