@@ -6,8 +6,9 @@ import pytest
 import torch
 
 import mimose
+from mimose import policy as plans
 from mimose.planners import make_planner, safest_plan
-from mimose.policy import LeastPeaks, plans
+from mimose.policy import LeastPeaks
 from mimose.types import StepInput
 
 
