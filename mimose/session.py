@@ -195,7 +195,7 @@ class Session:
     A context manager; leaving it detaches.
 
     Attributes:
-        budget: The budget, in bytes. ``budget_bytes`` is the same.
+        budget_bytes: The budget, in bytes.
         records: The last steps' `StepRecord`, a bounded sequence, oldest first.
     """
 
@@ -210,7 +210,7 @@ class Session:
         """What was learned of whom, once it is detached."""
         self._engine = make_engine(model, options)
         self._n_units = len(self._engine.units)
-        self.budget = self.budget_bytes = self._engine.budget_bytes
+        self.budget_bytes = self._engine.budget_bytes
         self.records = self._engine.records
         self._is_attached = False
         self._ahead = self._engine.ahead
@@ -227,6 +227,24 @@ class Session:
             type(model).__name__,
             format_bytes(self.budget_bytes),
         )
+
+    @property
+    def budget(self) -> int:
+        """The budget, in bytes. ``budget_bytes`` is the same.
+
+        Raises:
+            MimoseError: It is set; a session has one budget.
+        """
+        return self.budget_bytes
+
+    @budget.setter
+    def budget(self, value: object) -> None:
+        msg = (
+            f"a session keeps its budget of {format_bytes(self.budget_bytes)}; for "
+            f"{value!r} take state_dict(), detach, attach(model, {value!r}), and load "
+            f"what was learned"
+        )
+        raise MimoseError(msg)
 
     def detach(self) -> None:
         """Give the model back as it was. Harmless twice.
@@ -514,6 +532,12 @@ class Session:
         self._engine.worker.catch_up()
         if facts.context not in self._engine.learner.model.patterns:
             msg = "no step with such inputs was measured yet; train a few first"
+            raise MimoseError(msg)
+        if shape is not None and len(facts.sizes) != len(table.names):
+            msg = (
+                "the last step was of several forwards, whose sizes have no names of "
+                "their own: ask without a shape, or after a step of one forward"
+            )
             raise MimoseError(msg)
         sizes = facts.sizes if shape is None else table.fill(shape, facts.sizes)
         assert memory is not None

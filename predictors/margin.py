@@ -131,6 +131,7 @@ class FragmentationAllowance:
         Args:
             state: What ``state_dict`` returned.
         """
+        self._seen.clear()
         self._seen.extend(map(float, state["seen"]))
 
 

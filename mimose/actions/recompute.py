@@ -36,9 +36,11 @@ from mimose.exactness.side_effects import (
     accelerators,
     is_opaque,
 )
-from mimose.exactness.unit import Unit
+from mimose.exactness.unit import CONTAINED, Unit
+from mimose.exceptions import MimoseError, first_line
 from mimose.inputs.compiled import SCRIPTED, code_in_graph
 from mimose.memory.marks import Counted
+from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners.actions import RECOMPUTE
 from mimose.torch_private import (
     NO_GRAPH_TASK,
@@ -91,7 +93,9 @@ class Recompute:
         has_new_hooks = unit.guard.has_new_hooks
         if has_new_hooks:
             unit.note_new_hooks()
-        if why or has_new_hooks or (inputs.given.has_objects and not unit.is_known):
+        is_new = has_new_hooks or (inputs.given.has_objects and not unit.is_known)
+        # Where ranks wait for each other, one does not keep what others run again.
+        if why or (is_new and not unit.waits):
             return _kept(call, probe)
         away = self._send_away(call, probe)
         if away is not None:
@@ -115,8 +119,10 @@ class Recompute:
         elif unit.slots:
             region.lend = SavedTensors(unit.slots)
         output = region.run(call.args, call.kwargs, is_first=first is not None)
-        why = "" if first is None else unit.learn(first)
+        why = ""
         if first is not None:
+            is_contained = found.are_edited and unit.contained_edits(found)
+            why = unit.learn(first) or (CONTAINED if is_contained else "")
             region.found = unit.guard.left(found.state)
         if comparison is not None:
             comparison.take(output)
@@ -427,6 +433,11 @@ class Region:
                 self._on_recompute(self._forward, self._inputs.tensors)
         except StopRecomputation:
             pass
+        except Exception as error:
+            if is_out_of_memory(error) or isinstance(error, MimoseError):
+                raise
+            why = f"run again, it raised {type(error).__name__}: {first_line(error)}"
+            self._unit.refuse(why, error)
         finally:
             drop_saved_hooks(outer)
         return is_same and not left

@@ -508,6 +508,10 @@ class Given:
             tensor = ref()
             if tensor is not None and version_of(tensor) != counted:
                 return True
+        # A caller's ``x += layer(x)`` leaves nothing of the tensor but what is held.
+        held = self.holder()
+        if held is not None and held.are_edited:
+            return True
         return bool(self._looks) and self.are_objects_changed()
 
     def are_objects_changed(self) -> bool:

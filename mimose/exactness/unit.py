@@ -21,6 +21,8 @@ from mimose.exceptions import LateChangeError, RecomputationError
 from mimose.inputs.compiled import SCRIPTED, CodeInside
 from mimose.tensors import operators_of
 
+CONTAINED = "it edits a tensor in a list or dict of its own"
+
 _MOST_NEW_HOOKS = 3
 _FILLS_LATER = "RreluWithNoiseBackward"
 
@@ -137,11 +139,12 @@ class Unit:
         else:
             self._findings.keep_alike(self, why)
 
-    def refuse(self, why: str) -> NoReturn:
+    def refuse(self, why: str, cause: Exception | None = None) -> NoReturn:
         """Raise the error of a recomputation that is not as its forward was.
 
         Args:
             why: What happened.
+            cause: What it raised, if it did.
 
         Raises:
             RecomputationError: Always.
@@ -152,7 +155,7 @@ class Unit:
             f"on; this step's gradients are not complete: zero them and go on, or run "
             f"steps by session.step(closure), which repeats such a step"
         )
-        raise RecomputationError(msg)
+        raise RecomputationError(msg) from cause
 
     def note_new_hooks(self) -> None:
         """Take note of a call that is kept for its hooks; a few are for good."""
@@ -255,6 +258,21 @@ class Unit:
         self._ways.clear()
         self._findings.note_change()
 
+    def _edits(self, found: Found) -> list[Any]:
+        """Return the places of the tensors that a call has edited."""
+        now = self.guard.left(found.state).versions
+        pairs = zip(found.tensors, found.versions, now, strict=True)
+        edited = {id(tensor) for tensor, before, after in pairs if before != after}
+        return [k for k, tensor in found.state.tensors.items() if id(tensor) in edited]
+
+    def contained_edits(self, found: Found) -> bool:
+        """Whether a call has edited a tensor in a container of its own.
+
+        Args:
+            found: What the call has found.
+        """
+        return any("." in key[1] for key in self._edits(found))
+
     def refuse_late_change(self, found: Found) -> None:
         """Raise an error, if its forward has edited a tensor as never before.
 
@@ -265,11 +283,8 @@ class Unit:
             LateChangeError: It has.
         """
         if found.are_edited:
-            now = self.guard.left(found.state).versions
-            pairs = zip(found.tensors, found.versions, now, strict=True)
-            edited = {id(tensor) for tensor, before, after in pairs if before != after}
-            places = found.state.tensors.items()
+            edited = self._edits(found)
             self.forget()
-            raise LateChangeError(
-                self.name, [key for key, tensor in places if id(tensor) in edited]
-            )
+            if any("." in key[1] for key in edited):
+                self.keep(CONTAINED)
+            raise LateChangeError(self.name, edited)
