@@ -434,8 +434,8 @@ class Region:
         except StopRecomputation:
             pass
         except Exception as error:
-            if is_out_of_memory(error) or isinstance(error, MimoseError):
-                raise
+            if is_out_of_memory(error) or isinstance(error, (MimoseError, OSError)):
+                raise  # what a device or the system fails with is not the layer's
             why = f"run again, it raised {type(error).__name__}: {first_line(error)}"
             self._unit.refuse(why, error)
         finally:
