@@ -132,8 +132,8 @@ class Child:
         if not line:
             return None
         message: dict[str, Any] = json.loads(line)
-        if "error" in message:
-            raise RunFailedError(message["error"])
+        if "failed" in message:
+            raise RunFailedError(message["failed"])
         return message
 
     def _end_late(self) -> None:

@@ -2,7 +2,7 @@
 
 ``python -m mimose.bench.serve MODULE`` reads a task as a line of JSON from standard
 input, runs ``work(task)`` of that module, and writes each thing it yields as a line of
-JSON. A `work` that goes on by orders reads them from `messages`. An answer ``{"error":
+JSON. A `work` that goes on by orders reads them from `messages`. An answer ``{"failed":
 "..."}`` tells that memory ran out, and is the last one. The process ends in the middle
 of a step with whoever started it.
 """
@@ -40,7 +40,7 @@ def main() -> None:
         except Exception as error:
             if not (isinstance(error, RunFailedError) or is_out_of_memory(error)):
                 raise
-            _answer(answers, {"error": first_line(error)})
+            _answer(answers, {"failed": first_line(error)})
 
 
 def messages() -> Iterator[Any]:
