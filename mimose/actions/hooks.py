@@ -27,7 +27,7 @@ import torch
 
 from mimose.actions.base import Probe, UnitCall
 from mimose.actions.host import Packed
-from mimose.actions.keep import Keep
+from mimose.actions.keep import Keep, why_saved_is_hidden
 from mimose.exactness.unit import Unit
 from mimose.exceptions import RecomputationError
 from mimose.memory.marks import Counted
@@ -329,11 +329,7 @@ class Packing:
 
     def refuses(self, unit: Unit) -> str:
         """Return why nothing of a call can be packed."""
-        if unit.is_compiled:
-            return "what compiled code has saved cannot be told apart"
-        if top_saved_hooks(True) is not None:
-            return "somebody else's hooks have what it saves"
-        return ""
+        return why_saved_is_hidden(unit)
 
     def run(self, call: UnitCall, probe: Probe | None) -> Any:
         """Run the forward, and pack what it saves."""

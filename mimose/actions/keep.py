@@ -14,7 +14,7 @@ from mimose.exactness.side_effects import (
 from mimose.exactness.unit import Unit
 from mimose.memory.marks import Counted
 from mimose.planners.actions import KEEP
-from mimose.torch_private import pytree
+from mimose.torch_private import pytree, top_saved_hooks
 
 
 class Keep:
@@ -52,3 +52,12 @@ class Keep:
     def held_bytes(self, counted: Counted) -> float:
         """Return all that the call made and that lives."""
         return counted.live_bytes
+
+
+def why_saved_is_hidden(unit: Unit) -> str:
+    """Return why what a call saves cannot be told tensor by tensor; "" if it can."""
+    if unit.is_compiled:
+        return "what compiled code has saved cannot be told apart"
+    if top_saved_hooks(True) is not None:
+        return "somebody else's hooks have what it saves"
+    return ""

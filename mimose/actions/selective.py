@@ -45,7 +45,7 @@ from torch import nn
 
 from mimose.actions.base import Means, Probe, UnitCall
 from mimose.actions.flags import pack_flags, unpack_flags
-from mimose.actions.keep import Keep
+from mimose.actions.keep import Keep, why_saved_is_hidden
 from mimose.actions.operators import OPERATORS, Operand, settings_of
 from mimose.exactness.unit import Unit
 from mimose.exceptions import RecomputationError, first_line
@@ -73,7 +73,6 @@ from mimose.torch_private import (
     saved_value,
     sequence_number,
     storage_key,
-    top_saved_hooks,
 )
 
 _MOST_NODES = 4096
@@ -1080,11 +1079,7 @@ class Selective:
 
     def refuses(self, unit: Unit) -> str:
         """Return why nothing of a call can be let go."""
-        if unit.is_compiled:
-            return "what compiled code has saved cannot be told apart"
-        if top_saved_hooks(True) is not None:
-            return "somebody else's hooks have what it saves"
-        return ""
+        return why_saved_is_hidden(unit)
 
     def run(self, call: UnitCall, probe: Probe | None) -> Any:
         """Run the forward, and let go what can be rebuilt."""

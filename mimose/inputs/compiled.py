@@ -85,13 +85,6 @@ def is_compiled(module: nn.Module) -> bool:
     return any(map(_is_compiled_itself, module.modules()))
 
 
-def plain_modules(module: nn.Module) -> list[nn.Module]:
-    """Return the modules in a module, and itself, that no compiled code runs."""
-    compiled = filter(_is_compiled_itself, module.modules())
-    inside = {inner for each in compiled for inner in each.modules()}
-    return [each for each in module.modules() if each not in inside]
-
-
 def _is_compiled_itself(module: nn.Module) -> bool:
     return (
         _is_wrapper(module)

@@ -150,7 +150,10 @@ class MimoseCallback(SessionCallback, _Base):
         units = [module for _, module in find_units(top, layers)]
         if layers is not None and self._name is None:  # names are others in the root
             chosen = set(map(id, units))
-            layers = lambda module: id(module) in chosen  # noqa: E731
+
+            def layers(module: nn.Module) -> bool:
+                return id(module) in chosen
+
         trained = [unit for unit in units if any(_trained(unit))] or units
         roots = [top] if self._name is not None else _holders(top, trained)
         self._scouts = [_Scout(each, self._found, layers) for each in roots]

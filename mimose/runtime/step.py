@@ -26,7 +26,7 @@ import enum
 import logging
 import time
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -171,7 +171,6 @@ _DETACHED = "detached before the backward"
 _SHARED_STEPS = 20
 """Forwards for which it is remembered that several of them share their backwards."""
 
-ActionAt = Callable[[int], str]
 """Returns a baseline's action of a layer call, by its position."""
 
 
