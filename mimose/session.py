@@ -11,7 +11,6 @@ import numpy as np
 from torch import nn
 from torch.distributed import ProcessGroup
 
-from mimose.actions.base import Means
 from mimose.actions.host import Host, make_host
 from mimose.actions.registry import choose, need_host
 from mimose.arguments import (
@@ -157,7 +156,7 @@ def attach(
     host = _host(model, actions, host_budget)
     options = Options(
         budget=budget,
-        actions=choose(actions, Means(host=host)),
+        actions=choose(actions, host),
         host=host,
         units=layers,
         planner=make_planner(planner),

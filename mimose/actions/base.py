@@ -5,32 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from mimose.actions.host import Host
-from mimose.exactness.late_answers import LateAnswers
-from mimose.exactness.side_effects import Given
 from mimose.exactness.unit import Unit
 from mimose.memory.marks import Counted, Gauge, Trace
 from mimose.planners import ActionSpec
 from mimose.types import OnRecompute
-
-
-class StepNotes(Protocol):
-    """Where a running step takes note of what its calls show."""
-
-    answers: LateAnswers
-    """Tells what only an accelerator knows, when the step has ended."""
-
-    def note_read(self, unit: Unit, given: Given) -> None:
-        """Take note of the inputs of a call that will run again."""
-        ...
-
-    def note_compiled(self, call: UnitCall) -> None:
-        """Take note that a call has shown that its unit runs compiled code."""
-        ...
-
-    def note_impure(self, unit: Unit, why: str) -> None:
-        """Take note that a unit turned out one that may not run again."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +30,6 @@ class UnitCall(NamedTuple):
     unit: Unit
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
-    notes: StepNotes
     on_recompute: OnRecompute | None = None
     """Has to see the forward run again, such as to count its FLOPs."""
     is_whole: bool = False
@@ -61,16 +38,6 @@ class UnitCall(NamedTuple):
     def forward(self) -> Any:
         """Run the unit's own forward."""
         return self.unit.forward(*self.args, **self.kwargs)
-
-
-class Means(NamedTuple):
-    """What a session gives its actions."""
-
-    host: Host | None = None
-    """Holds storages on the host; None where the model is there itself."""
-
-
-NO_MEANS = Means()
 
 
 class Action(Protocol):

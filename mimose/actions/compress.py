@@ -24,11 +24,9 @@ from torch import nn
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from mimose.actions.base import Means
 from mimose.actions.flags import pack_flags, unpack_flags
 from mimose.actions.hooks import Packing
 from mimose.actions.host import Packed
-from mimose.planners import ActionSpec
 from mimose.planners.actions import POOL, POOL_4, QUANTIZE, QUANTIZE_4
 from mimose.torch_private import storage_key
 
@@ -231,27 +229,6 @@ class _CallCodec(TorchFunctionMode):
         return self._values.pack(tensor, self._operation, own)
 
 
-class Compress(Packing):
-    """Holds what a call saves in fewer bytes.
-
-    Args:
-        spec: The action's.
-        make_values: Makes what packs values, anew for each session.
-    """
-
-    def __init__(
-        self, spec: ActionSpec, make_values: Callable[[], Quantize | Pool]
-    ) -> None:
-        values = make_values()
-        super().__init__(spec, lambda _: _CallCodec(values))
-        self._make_values = make_values
-
-    def anew(self, means: Means) -> Compress:
-        """Return the same action for another session."""
-        del means
-        return Compress(self.spec, self._make_values)
-
-
 # ----------------------------------------------------------------------- quantization
 
 _GROUP = 128
@@ -414,9 +391,9 @@ def _means(planes: torch.Tensor, block: list[int]) -> torch.Tensor:
 
 
 ACTIONS = (
-    Compress(POOL, partial(Pool, 2)),
-    Compress(POOL_4, partial(Pool, 4)),
-    Compress(QUANTIZE, partial(Quantize, 8)),
-    Compress(QUANTIZE_4, partial(Quantize, 4)),
+    Packing(POOL, lambda _: partial(_CallCodec, Pool(2))),
+    Packing(POOL_4, lambda _: partial(_CallCodec, Pool(4))),
+    Packing(QUANTIZE, lambda _: partial(_CallCodec, Quantize(8))),
+    Packing(QUANTIZE_4, lambda _: partial(_CallCodec, Quantize(4))),
 )
 """All that are lossy."""

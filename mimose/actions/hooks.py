@@ -26,7 +26,7 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 import torch
 
 from mimose.actions.base import Probe, UnitCall
-from mimose.actions.host import Packed
+from mimose.actions.host import Host, Packed
 from mimose.actions.keep import Keep, why_saved_is_hidden
 from mimose.exactness.unit import Unit
 from mimose.exceptions import RecomputationError
@@ -316,16 +316,26 @@ class Packing:
 
     Args:
         spec: The action's.
-        make_codec: Returns what packs one call.
+        prepare: Called once a session with what holds its storages on the host, None
+            where nothing does. Returns what makes the codec of each call.
+        host: The session's.
     """
 
     def __init__(
-        self, spec: ActionSpec, make_codec: Callable[[UnitCall], Codec]
+        self,
+        spec: ActionSpec,
+        prepare: Callable[[Host | None], Callable[[], Codec]],
+        host: Host | None = None,
     ) -> None:
         self.spec = spec
-        self._make_codec = make_codec
+        self._prepare = prepare
+        self._make_codec = prepare(host)
         self._keep = Keep()
         self._known: weakref.WeakSet[Unit] = weakref.WeakSet()
+
+    def anew(self, host: Host | None) -> Packing:
+        """Return the same action for another session."""
+        return Packing(self.spec, self._prepare, host)
 
     def refuses(self, unit: Unit) -> str:
         """Return why nothing of a call can be packed."""
@@ -333,7 +343,7 @@ class Packing:
 
     def run(self, call: UnitCall, probe: Probe | None) -> Any:
         """Run the forward, and pack what it saves."""
-        unit, codec = call.unit, self._make_codec(call)
+        unit, codec = call.unit, self._make_codec()
         own = itertools.chain(unit.module.parameters(), unit.module.buffers())
         hooks = CallHooks(
             codec,

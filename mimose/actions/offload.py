@@ -2,48 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from mimose.actions.base import NO_MEANS, Means, Probe, UnitCall
+from mimose.actions.base import Probe, UnitCall
 from mimose.actions.hooks import Packing
-from mimose.actions.host import AwayInput, HostCall
+from mimose.actions.host import AwayInput, Host, HostCall
 from mimose.actions.recompute import Recompute
-from mimose.exactness.unit import Unit
 from mimose.inputs.describe import argument_tensors
 from mimose.memory.marks import Counted
 from mimose.planners.actions import OFFLOAD, OFFLOAD_INPUT, RECOMPUTE
 from mimose.tensors import is_plain
 from mimose.torch_private import saved_names
-
-_ON_HOST = "the model is on the host, whose memory is its own"
-
-
-class Offload(Packing):
-    """Holds on the host what a call saves.
-
-    Args:
-        means: What the session gives it.
-    """
-
-    def __init__(self, means: Means = NO_MEANS) -> None:
-        super().__init__(OFFLOAD, self._codec)
-        self._host = means.host
-
-    def _codec(self, call: UnitCall) -> HostCall:
-        del call
-        assert self._host is not None
-        return HostCall(self._host)
-
-    def anew(self, means: Means) -> Offload:
-        """Return the same action, for a session that gives it other means."""
-        return Offload(means)
-
-    def refuses(self, unit: Unit) -> str:
-        """Return why nothing of a call can be held there."""
-        return _ON_HOST if self._host is None else super().refuses(unit)
 
 
 class OffloadInput(Recompute):
@@ -53,21 +25,17 @@ class OffloadInput(Recompute):
     whose maker has saved it stays: it would free nothing.
 
     Args:
-        means: What the session gives it.
+        host: Holds it; None in what no session has yet.
     """
 
     spec = OFFLOAD_INPUT
 
-    def __init__(self, means: Means = NO_MEANS) -> None:
-        self._host = means.host
+    def __init__(self, host: Host | None = None) -> None:
+        self._host = host
 
-    def anew(self, means: Means) -> OffloadInput:
-        """Return the same action, for a session that gives it other means."""
-        return OffloadInput(means)
-
-    def refuses(self, unit: Unit) -> str:
-        """Return why a call cannot run again, where that shows before it runs."""
-        return _ON_HOST if self._host is None else super().refuses(unit)
+    def anew(self, host: Host | None) -> OffloadInput:
+        """Return the same action for another session."""
+        return OffloadInput(host)
 
     def run(self, call: UnitCall, probe: Probe | None) -> Any:
         """Run the forward, and send its input."""
@@ -119,3 +87,15 @@ def _can_go(tensor: torch.Tensor) -> bool:
     if type(tensor) is not torch.Tensor or "result" in saved_names(tensor.grad_fn):
         return False
     return tensor.nbytes == tensor.untyped_storage().nbytes()
+
+
+def _to_host(host: Host | None) -> Callable[[], HostCall]:
+    def make() -> HostCall:
+        assert host is not None
+        return HostCall(host)
+
+    return make
+
+
+OFFLOADS = Packing(OFFLOAD, _to_host), OffloadInput()
+"""What a call has saved, and its input."""

@@ -105,7 +105,7 @@ class Recompute:
         if probe is not None:
             on_recompute = probe.trace.recomputed(probe.index, probe.gauge)
         if not unit.is_compared:
-            comparison = Comparison(unit, call.notes.answers)
+            comparison = Comparison(unit)
             on_recompute = comparison.compared(on_recompute)
         region = Region(
             unit,
@@ -126,23 +126,14 @@ class Recompute:
             region.found = unit.guard.left(found.state)
         if comparison is not None:
             comparison.take(output)
-            why = why or self._code_in(call, output, region.began)
+            why = why or _code_in(unit, output, region.began)
             if inputs.are_edited:
                 why = _EDITS_INPUT
-        call.notes.note_read(unit, inputs.given)
+        unit.note_read(inputs.given)
         if why:  # at once: whatever becomes of this forward, the next knows
             unit.keep(why)
-            call.notes.note_impure(unit, why)
+            unit.note_impure(why)
         return output
-
-    def _code_in(self, call: UnitCall, output: Any, began: int) -> str:
-        """Look at the graph of a call for code that is not torch's operators."""
-        if call.unit.is_compiled:
-            return ""
-        is_compiled, is_scripted = code_in_graph(output, began)
-        if is_compiled:
-            call.notes.note_compiled(call)
-        return SCRIPTED if is_scripted else ""
 
     def _send_away(self, call: UnitCall, probe: Probe | None) -> AwayInput | None:
         """Return what holds an input elsewhere until it runs again; None: nothing."""
@@ -152,6 +143,16 @@ class Recompute:
     def held_bytes(self, counted: Counted) -> float | None:
         """Return what of the call is handed on: its outputs."""
         return counted.output_bytes
+
+
+def _code_in(unit: Unit, output: Any, began: int) -> str:
+    """Look at the graph of a call for code that is not torch's operators."""
+    if unit.is_compiled:
+        return ""
+    is_compiled, is_scripted = code_in_graph(output, began)
+    if is_compiled:
+        unit.note_compiled()
+    return SCRIPTED if is_scripted else ""
 
 
 def _kept(call: UnitCall, probe: Probe | None) -> Any:
@@ -189,10 +190,10 @@ class Inputs:
         self._versions: list[int] = []
         self._seen: dict[int, Any] = {}
         self._spec: Any = None
-        try:
+        if all(map(_is_plain, (*args, *kwargs.values()))):
             self._args = [self._again(value) for value in args]
             self._kwargs = {name: self._again(v) for name, v in kwargs.items()}
-        except _NotPlainError:
+        else:
             leaves, self._spec = pytree.tree_flatten((tuple(args), dict(kwargs)))
             self._args = [self._leaf(leaf) for leaf in leaves]
             self._kwargs = {}
@@ -234,14 +235,11 @@ class Inputs:
 
     def _again(self, value: Any) -> Any:
         """Return what is passed again: a tensor with a graph is cut off from it."""
-        kind = type(value)
-        if kind in _TENSORS:
+        if isinstance(value, torch.Tensor):
             return self._tensor(value)
-        if kind in _PLAIN:
-            return value
-        if kind is tuple:
+        if isinstance(value, tuple):
             return tuple([self._again(item) for item in value])
-        raise _NotPlainError
+        return value
 
     def _leaf(self, leaf: Any) -> Any:
         if isinstance(leaf, torch.Tensor):
@@ -277,8 +275,12 @@ def _filled(value: Any, found: Mapping[int, torch.Tensor] | None) -> Any:
     return found.get(id(value), value)
 
 
-class _NotPlainError(Exception):
-    """An argument is neither a plain tensor nor a number, nor a tuple of these."""
+def _is_plain(value: Any) -> bool:
+    """Whether an argument is a plain tensor, a number, or a tuple of these."""
+    kind = type(value)
+    if kind is tuple:
+        return all(map(_is_plain, value))
+    return kind in _TENSORS or kind in _PLAIN
 
 
 class _Holder(dict[Any, torch.Tensor]):

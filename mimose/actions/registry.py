@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mimose.actions import compress
-from mimose.actions.base import NO_MEANS, Action, Means
+from mimose.actions.base import Action
+from mimose.actions.hooks import Packing
+from mimose.actions.host import Host
 from mimose.actions.keep import Keep
-from mimose.actions.offload import Offload, OffloadInput
+from mimose.actions.offload import OFFLOADS, OffloadInput
 from mimose.actions.recompute import Recompute
 from mimose.actions.selective import Selective
 from mimose.planners import Menu
@@ -20,8 +22,7 @@ _ACTIONS: list[Action] = [
     Keep(),
     Selective(LEAN),
     *compress.ACTIONS,
-    Offload(),
-    OffloadInput(),
+    *OFFLOADS,
     Recompute(),
 ]
 """Keeping first; last what runs where nothing is known."""
@@ -31,32 +32,35 @@ _WORDS = {"auto": _WHOLE, "whole": _WHOLE, "all": _ALL}
 """Menus that have a word."""
 
 
-def choose(actions: str | Sequence[str], means: Means = NO_MEANS) -> tuple[Action, ...]:
+def choose(
+    actions: str | Sequence[str], host: Host | None = None
+) -> tuple[Action, ...]:
     """Return the actions that a session may use, the one that keeps first.
 
     Args:
         actions: ``"auto"`` and ``"whole"`` for whole layers, kept or recomputed;
             ``"all"`` for all there are, lossy ones among them; or names of some beside
             keeping and recomputing.
-        means: What the session gives them.
+        host: Holds the session's storages on the host; None where the model is there
+            itself.
 
     Raises:
         ValueError: A name is unknown, or needs a host that is not there.
     """
     chosen = _named(actions)
     if isinstance(actions, str) and actions in _WORDS:
-        return _own((a for a in chosen if _is_possible(a, means)), means)
+        return _own((a for a in chosen if _is_possible(a, host)), host)
     asked = {actions} if isinstance(actions, str) else set(actions)
     if asked - {action.spec.name for action in chosen}:
         raise _not_actions(actions)
-    elsewhere = [a.spec.name for a in chosen if not _is_possible(a, means)]
+    elsewhere = [a.spec.name for a in chosen if not _is_possible(a, host)]
     if elsewhere:
         msg = (
             f"actions {elsewhere!r} hold tensors on the host for a model that is on an "
             f"accelerator, and this one is on the host itself: leave them out"
         )
         raise ValueError(msg)
-    return _own(chosen, means)
+    return _own(chosen, host)
 
 
 def need_host(actions: str | Sequence[str]) -> bool:
@@ -81,15 +85,15 @@ def _not_actions(given: object) -> ValueError:
     )
 
 
-def _own(actions: Iterable[Action], means: Means) -> tuple[Action, ...]:
+def _own(actions: Iterable[Action], host: Host | None) -> tuple[Action, ...]:
     """Return actions for one session: what they learn of its units is its own."""
-    own = (Selective, compress.Compress, Offload, OffloadInput)
-    return tuple(a.anew(means) if isinstance(a, own) else a for a in actions)
+    own = (Selective, Packing, OffloadInput)
+    return tuple(a.anew(host) if isinstance(a, own) else a for a in actions)
 
 
-def _is_possible(action: Action, means: Means) -> bool:
+def _is_possible(action: Action, host: Host | None) -> bool:
     """Whether a session has all that an action needs."""
-    return means.host is not None or not action.spec.needs_host
+    return host is not None or not action.spec.needs_host
 
 
 def menu_of(actions: Sequence[Action]) -> Menu:

@@ -43,8 +43,9 @@ import numpy as np
 import torch
 from torch import nn
 
-from mimose.actions.base import Means, Probe, UnitCall
+from mimose.actions.base import Probe, UnitCall
 from mimose.actions.flags import pack_flags, unpack_flags
+from mimose.actions.host import Host
 from mimose.actions.keep import Keep, why_saved_is_hidden
 from mimose.actions.operators import OPERATORS, Operand, settings_of
 from mimose.exactness.unit import Unit
@@ -727,53 +728,6 @@ def _placed(
 # ------------------------------------------------------------------ the backward
 
 
-class Watch:
-    """Is told of what happens in a call's backward; holds nothing of the call.
-
-    Args:
-        action: The action's name.
-        call: The call.
-    """
-
-    __slots__ = ("_action", "_answers", "_unit")
-
-    def __init__(self, action: str, call: UnitCall) -> None:
-        self._action = action
-        self._answers = call.notes.answers
-        self._unit = call.unit
-
-    def refuse(self, why: str) -> NoReturn:
-        """Raise the error that names the layer, which is not run so any more.
-
-        Raises:
-            RecomputationError: Always.
-        """
-        self._unit.exclude(self._action, why)
-        msg = (
-            f"{self._unit.name} cannot be rebuilt: {why}. It is not run under "
-            f"{self._action!r} any more; this step's gradients are not complete: zero "
-            f"them and go on, or run steps by session.step(closure), which repeats "
-            f"such a step"
-        )
-        raise RecomputationError(msg)
-
-    def compare(self, was: torch.Tensor, now: torch.Tensor) -> None:
-        """Compare two sums; on an accelerator the answer comes after the step.
-
-        Raises:
-            RecomputationError: They differ.
-        """
-        flag = different_bits(was, now)
-        if flag is True:
-            self.refuse(_OTHERWISE)
-        elif flag is not False:
-            self._answers.ask([flag], self._tell)
-
-    def _tell(self, answers: Several[bool]) -> None:
-        if any(answers):
-            self.refuse(_OTHERWISE)
-
-
 _OTHERWISE = "what it saved was rebuilt to something else"
 
 
@@ -799,14 +753,18 @@ class Rebuild:
 
     Args:
         recipe: The call's.
-        watch: Is told what happens; None for a trial.
+        unit: The layer, of whose call it holds nothing; None for a trial.
+        action: The name of the action that it is run under.
     """
 
-    __slots__ = ("_left", "_made", "_recipe", "_task", "_watch")
+    __slots__ = ("_action", "_left", "_made", "_recipe", "_task", "_unit")
 
-    def __init__(self, recipe: Recipe, watch: Watch | None = None) -> None:
+    def __init__(
+        self, recipe: Recipe, unit: Unit | None = None, action: str = ""
+    ) -> None:
         self._recipe = recipe
-        self._watch = watch
+        self._unit = unit
+        self._action = action
         self._made: dict[int, Any] = {}
         self._left = list(recipe.readers)
         self._task = NO_GRAPH_TASK
@@ -838,14 +796,38 @@ class Rebuild:
                 self._refuse(f"an operator refuses: {first_line(error)}")
             if rebuilt.untyped_storage().nbytes() != place.n_bytes:
                 self._refuse("what it saved was rebuilt with another layout")
-            if place.total is not None and self._watch is not None:
-                self._watch.compare(place.total, _sum_of(rebuilt))
+            if place.total is not None:
+                self._compare(place.total, _sum_of(rebuilt))
             return _placed(rebuilt, place.shape, place.stride, place.offset)
 
+    def _compare(self, was: torch.Tensor, now: torch.Tensor) -> None:
+        """Compare two sums; on an accelerator the answer comes after the step."""
+        flag = different_bits(was, now)
+        if flag is True:
+            self._refuse(_OTHERWISE)
+        elif flag is not False and self._unit is not None:
+            self._unit.answers.ask([flag], self._tell)
+
+    def _tell(self, answers: Several[bool]) -> None:
+        if any(answers):
+            self._refuse(_OTHERWISE)
+
     def _refuse(self, why: str) -> NoReturn:
-        if self._watch is None:
+        """Raise the error that names the layer, which is not run so any more.
+
+        Raises:
+            RecomputationError: Always, but in a trial.
+        """
+        if self._unit is None:
             raise RuntimeError(why)
-        self._watch.refuse(why)
+        self._unit.exclude(self._action, why)
+        msg = (
+            f"{self._unit.name} cannot be rebuilt: {why}. It is not run under "
+            f"{self._action!r} any more; this step's gradients are not complete: zero "
+            f"them and go on, or run steps by session.step(closure), which repeats "
+            f"such a step"
+        )
+        raise RecomputationError(msg)
 
     def value(self, index: int, sources: Mapping[int, Any]) -> Any:
         """Return what a step comes to; after its last reader it is let go."""
@@ -885,19 +867,19 @@ class Rebuild:
         return step.source is Source.RUN and OPERATORS[step.name].is_fresh
 
 
-def drop(recipe: Recipe, ran: Ran, watch: Watch) -> float:
+def drop(recipe: Recipe, ran: Ran, unit: Unit, action: str) -> float:
     """Let go what a recipe can rebuild, and have it rebuilt in backward.
 
     Args:
         recipe: Right for this call.
         ran: The call.
-        watch: Is told what happens in backward.
+        unit: The layer.
+        action: The name of the action that it is run under.
 
     Returns:
         The bytes that went, less those that are held in their place.
     """
-    rebuild = Rebuild(recipe, watch)
-    sources = _sources(recipe, ran)
+    rebuild, sources = Rebuild(recipe, unit, action), _sources(recipe, ran)
     freed: dict[object, int] = {}
     # What is packed first: others may be rebuilt from it.
     drops = sorted(recipe.drops, key=lambda d: recipe.steps[d[1]].source not in _PACKED)
@@ -1072,9 +1054,9 @@ class Selective:
         )
         self._n_made: MutableMapping[nn.Module, int] = weakref.WeakKeyDictionary()
 
-    def anew(self, means: Means) -> Selective:
+    def anew(self, host: Host | None) -> Selective:
         """Return the same action, which knows no recipe yet."""
-        del means
+        del host
         return Selective(self.spec)
 
     def refuses(self, unit: Unit) -> str:
@@ -1106,8 +1088,7 @@ class Selective:
             nodes = Nodes(outputs, inputs, began)
             paths = tuple(path for path, _ in given)
             ran = Ran(call.unit.module, inputs, outputs, nodes, edited, paths)
-            watch = Watch(self.spec.name, call)
-            freed = self._let_go(ran, watch, may_try=may_try, may_make=may_make)
+            freed = self._let_go(ran, call.unit, may_try=may_try, may_make=may_make)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             # Nothing was let go yet: an operator may refuse what it is tried on.
             if is_out_of_memory(error):
@@ -1124,7 +1105,7 @@ class Selective:
     def _let_go(
         self,
         ran: Ran,
-        watch: Watch,
+        unit: Unit,
         *,
         may_try: bool,
         may_make: bool,
@@ -1133,7 +1114,7 @@ class Selective:
 
         Args:
             ran: The call, nothing dropped yet.
-            watch: Is told what happens in backward.
+            unit: The layer.
             may_try: Whether a known recipe may be compared in full, which takes memory
                 that no plan has counted.
             may_make: Whether one may be made, which takes as much.
@@ -1153,7 +1134,7 @@ class Selective:
                     came_out = comes_out(recipe, Graph(ran), ran, slots)
                     tried[ran.module] = came_out
                 if came_out is not False:
-                    return drop(recipe, ran, watch)
+                    return drop(recipe, ran, unit, self.spec.name)
             n_made = self._n_made.get(ran.module, 0)
             if known == [] or n_made >= _MOST_MADE:
                 return 0.0
@@ -1165,7 +1146,7 @@ class Selective:
             if made is None:
                 return 0.0
             known.append((made, weakref.WeakKeyDictionary({ran.module: True})))
-            return drop(made, ran, watch)
+            return drop(made, ran, unit, self.spec.name)
 
     def held_bytes(self, counted: Counted) -> None:
         """Return None: it takes the graph to tell."""

@@ -21,7 +21,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.unit import Unit
 from mimose.inputs.compiled import SCRIPTED, code_in_graph
 from mimose.tensors import bits, is_plain, tensors_in
@@ -84,12 +83,10 @@ class Comparison:
 
     Args:
         unit: The unit. If it is in doubt, it is recomputed twice.
-        answers: Tells what only an accelerator knows.
     """
 
-    def __init__(self, unit: Unit, answers: LateAnswers) -> None:
+    def __init__(self, unit: Unit) -> None:
         self._unit = unit
-        self._answers = answers
         # A run that other ranks take no part in would wait for them.
         self._runs_twice = unit.is_doubted and not unit.waits
         self._seen: Fingerprint | None = None
@@ -142,7 +139,7 @@ class Comparison:
                     may_be_unsteady=not (again.is_on_cpu or trial is not None),
                 )
 
-        self._answers.ask(flags, tell)
+        self._unit.answers.ask(flags, tell)
 
     def _settle(
         self, *, is_other: bool, is_unsteady: bool, may_be_unsteady: bool

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from mimose.cost.learner import Learner
 
 if TYPE_CHECKING:
+    from mimose.exactness.side_effects import Given
     from mimose.exactness.unit import Unit
 
 _log = logging.getLogger(__name__)
@@ -26,6 +27,9 @@ class Findings:
         inexact: By name, why a unit gives other bits when it is recomputed.
         families: By unit, a key that those have in common that are built alike.
         version: Another one whenever a unit's calls have told something, or are to.
+        read: Of the running step's recomputed calls, what they were given.
+        impure: Units found out in the running step to be such as may not run again.
+        on_compiled: Called where a unit turns out to run compiled code.
     """
 
     def __init__(self, names: Sequence[str], learner: Learner) -> None:
@@ -35,6 +39,9 @@ class Findings:
         self.inexact: dict[str, str] = {}
         self.families: Sequence[str] = ()
         self.version = 0
+        self.read: list[tuple[Unit, Given]] = []
+        self.impure: dict[Unit, str] = {}
+        self.on_compiled: Callable[[], object] = lambda: None
 
     def keep(self, unit: Unit, why: str) -> None:
         """Never recompute a unit again."""

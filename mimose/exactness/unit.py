@@ -13,6 +13,7 @@ from mimose.exactness.guard import Found, Key, ModuleGuard
 from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.side_effects import (
     FirstCall,
+    Given,
     TensorSlot,
     accelerators_of,
     tensor_slots,
@@ -53,7 +54,7 @@ class Unit:
         name: Its qualified name.
         module: The module.
         findings: Takes note of what is found of it.
-        answers: Tells what only an accelerator knows.
+        answers: Tells what only an accelerator knows, when the step has ended.
     """
 
     def __init__(
@@ -68,7 +69,7 @@ class Unit:
         self.name = name
         self.module = module
         self._findings = findings
-        self._answers = answers
+        self.answers = answers
         self.slots: tuple[TensorSlot, ...] = ()
         """Places of tensors that its forward changes, as far as its calls have told."""
         self.changing: Collection[Key] = frozenset()
@@ -197,7 +198,7 @@ class Unit:
             self._save({*known, *compress(unclear, differ)})
 
         if asked:
-            self._answers.ask([flag for _, flag in asked], tell)
+            self.answers.ask([flag for _, flag in asked], tell)
         return first.why_impure()
 
     def _save(self, slots: Iterable[TensorSlot]) -> None:
@@ -213,6 +214,19 @@ class Unit:
     def note_compared(self, *, is_doubted: bool) -> None:
         """Take note that a recomputation was compared, and whether it is in doubt."""
         self.is_doubted, self.is_compared = is_doubted, not is_doubted
+
+    def note_read(self, given: Given) -> None:
+        """Take note of the inputs of a call that will run again."""
+        self._findings.read.append((self, given))
+
+    def note_impure(self, why: str) -> None:
+        """Take note that it turned out, in the running step, that it may not."""
+        self._findings.impure[self] = why
+
+    def note_compiled(self) -> None:
+        """Take note that a call has shown that it runs compiled code."""
+        self.is_compiled = True
+        self._findings.on_compiled()
 
     def note_way(self, n_saved: int, output: object, began: int) -> None:
         """Take note of the way of a call: see Note: [Where a recomputation may end].

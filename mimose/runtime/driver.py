@@ -166,7 +166,7 @@ class Driver:
             output = forward(*args, **kwargs)
             if self._engine.rollback.is_wide:
                 self._engine.rollback.learn()
-            if self._calls.inputs:
+            if self._engine.findings.read:
                 self._calls.raise_if_unrepeatable()
             return output, None
         except BaseException as error:  # every one is raised again, or retried

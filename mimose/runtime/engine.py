@@ -237,7 +237,7 @@ class Engine:
         self._undo.callback(self.optimizers.remove)
         if any(unit.is_compiled for unit in self.units):
             self._undo.enter_context(OneGraph())
-        self.calls.on_compiled = lambda: self._undo.enter_context(OneGraph())
+        self.findings.on_compiled = lambda: self._undo.enter_context(OneGraph())
         self._finalizer = weakref.finalize(model, self._undo.close)
         caching = caching_modules(model)
         if caching:

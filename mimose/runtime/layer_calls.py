@@ -11,7 +11,6 @@ from torch.nn.utils import parametrize
 
 from mimose.actions.base import Probe, UnitCall
 from mimose.exactness.guard import Structure
-from mimose.exactness.side_effects import Given
 from mimose.exactness.unit import Unit, note_shared_weights
 from mimose.exceptions import NotRecomputableError
 from mimose.inputs.describe import (
@@ -97,20 +96,14 @@ class LayerCalls:
     Attributes:
         mode: What is trained now.
         step: The running step; None between steps.
-        inputs: Of the running step's recomputed calls, as they were read.
         lacks_gradients: Whether a call that was planned for ran without gradients.
     """
 
     def __init__(self, root: nn.Module, engine: Engine) -> None:
         actions = engine.options.actions
         self.units = engine.units
-        self.answers = engine.answers
-        """What only an accelerator knows, to be read when the step has ended."""
         self.step: Step | None = None
-        self.inputs: list[tuple[Unit, Given]] = []
         self.lacks_gradients = False
-        self.on_compiled: Callable[[], object] = lambda: None
-        """Called where a layer turns out to run compiled code."""
         self._findings = engine.findings
         self._device = engine.device
         self._root = root
@@ -123,8 +116,6 @@ class LayerCalls:
         self._plan: tuple[object, int] = None, -1
         """That is set, and the version of the findings it was set with."""
         self._trace: Trace | None = None
-        self._impure: dict[Unit, str] = {}
-        """Layers that the running step was told of in their first call, and why."""
         self.mode = Mode("", ())
         self._known_modes: set[str] = set()
 
@@ -161,7 +152,7 @@ class LayerCalls:
     def begin(self, step: Step) -> None:
         """Set the running step, and by layer the actions of its calls."""
         self.step, self._trace = step, step.window.trace
-        self.inputs, self._impure = [], {}
+        self._findings.read, self._findings.impure = [], {}
         self.lacks_gradients = False
         chosen = step.decision.chosen
         plan = None if chosen is None else chosen.by_unit
@@ -182,11 +173,11 @@ class LayerCalls:
     def end(self) -> None:
         """Pass through from now on."""
         self.step = self._trace = None
-        self.inputs = []
+        self._findings.read = []
 
     def give_up(self) -> None:
         """Let go of what the running forward has held for recomputations."""
-        for _, given in self.inputs:
+        for _, given in self._findings.read:
             given.give_up()
 
     def raise_if_unrepeatable(self) -> None:
@@ -197,10 +188,11 @@ class LayerCalls:
         Raises:
             NotRecomputableError: Some of them were to be recomputed in this step.
         """
-        edited = [unit for unit, given in self.inputs if given.are_edited()]
+        read, impure = self._findings.read, self._findings.impure
+        edited = [unit for unit, given in read if given.are_edited()]
         for unit in edited:
             unit.keep(_EDITED)
-        found = {**dict.fromkeys(edited, _EDITED), **self._impure}
+        found = {**dict.fromkeys(edited, _EDITED), **impure}
         if found:
             names = {unit.index: unit.name for unit in found}
             raise NotRecomputableError(names, next(iter(found.values())))
@@ -227,7 +219,7 @@ class LayerCalls:
         if trace is not None:
             return self._measure(step, trace, unit, at, planned, args, kwargs)
         name = planned or step.next_action()
-        call = UnitCall(unit, args, kwargs, self, is_whole=step.decision.is_whole)
+        call = UnitCall(unit, args, kwargs, is_whole=step.decision.is_whole)
         if name != self._first:
             name = self._chosen(name, unit)
             if name == self._first:
@@ -284,7 +276,7 @@ class LayerCalls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        call = UnitCall(unit, args, kwargs, self)
+        call = UnitCall(unit, args, kwargs)
         inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
         if top_transform() is not None or not _has_gradients(unit.module, inputs):
             return call.forward()
@@ -372,21 +364,6 @@ class LayerCalls:
             return output
 
         return run
-
-    # ------------------------------------------------------------------ notes
-
-    def note_read(self, unit: Unit, given: Given) -> None:
-        """Take note of the inputs of a call that will run again."""
-        self.inputs.append((unit, given))
-
-    def note_compiled(self, call: UnitCall) -> None:
-        """Take note that a call has shown that its layer runs compiled code."""
-        call.unit.is_compiled = True
-        self.on_compiled()
-
-    def note_impure(self, unit: Unit, why: str) -> None:
-        """Take note that a layer turned out one that may not run again."""
-        self._impure[unit] = why
 
 
 def estimated_flops(
