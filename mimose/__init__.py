@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mimose.exceptions import OtherRankError as OtherRankError
     from mimose.exceptions import RecomputationError as RecomputationError
     from mimose.exceptions import StateMismatchError as StateMismatchError
+    from mimose.forecast import Forecast as Forecast
     from mimose.loss_by_rows import cross_entropy as cross_entropy
     from mimose.records import StepRecord as StepRecord
     from mimose.records import Summary as Summary
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from mimose.session import attach as attach
 else:
     _HOME = {
+        "Forecast": "forecast",
         "Session": "session",
         "StepRecord": "records",
         "Summary": "records",

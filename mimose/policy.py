@@ -371,6 +371,17 @@ class Plans:
             self.hits += 1
             return found
 
+    def peek(self, facts: StepInput, memory: Memory) -> CachedPlan | None:
+        """Return the plan that a step would find, and change nothing.
+
+        Args:
+            facts: The step.
+            memory: What is held, and the budget.
+        """
+        with self._lock:
+            found = self._cache.get(_key(facts))
+        return found if found is not None and self._is_good(found, memory) else None
+
     def _is_good(self, cached: CachedPlan, memory: Memory) -> bool:
         """Whether a plan fits today, and leaves no more unused than it must."""
         if cached.version < self._learner.model.valid_since:
@@ -456,6 +467,17 @@ class Plans:
             raise InfeasibleBudgetError(
                 memory.budget_bytes, least.peak_bytes, error.holders
             ) from None
+
+    def least(
+        self, facts: StepInput, memory: Memory, usable_bytes: float
+    ) -> CachedPlan:
+        """Return the plan with the least peak; the arguments are those of `make`."""
+        model = self._learner.model
+        problem = fill_problem(model, facts, memory, usable_bytes)
+        plan = safest_plan(problem)
+        released = memory.released_bytes
+        growth = plan_growth(model, facts, problem, plan.actions, released)
+        return _with_costs(model, facts, memory, plan, growth)
 
     def imposed(
         self, facts: StepInput, memory: Memory, actions: tuple[str, ...]
@@ -697,8 +719,8 @@ class Policy:
         if why_not:
             return Decision("fallback" if is_known else "collect", None, reason=why_not)
         share = self._share(context)
-        beyond = extrapolation_ratio(model, facts) / (REACH - 1.0)
-        usable = self._usable(memory, 1.0 if is_first else beyond)
+        beyond = extrapolation_ratio(model, facts)
+        usable = self.usable_bytes(facts, memory, is_first=is_first)
         try:
             made = self.plans.make(facts, memory, usable, share)
         except InfeasibleBudgetError as error:
@@ -909,6 +931,21 @@ class Policy:
         growth = (least - memory.start_bytes) * (1.0 - self.margin.share)
         return memory.start_bytes + growth
 
+    def usable_bytes(
+        self, facts: StepInput, memory: Memory, *, is_first: bool = False
+    ) -> float:
+        """Return the level that predictions of a step may reach.
+
+        Args:
+            facts: The step, of a context that is known.
+            memory: What is held, and the budget.
+            is_first: As for `decide`.
+        """
+        beyond = extrapolation_ratio(self._learner.model, facts) / (REACH - 1.0)
+        headroom = memory.headroom_bytes
+        most = self.margin.largest(headroom, 1.0 if is_first else beyond)
+        return memory.start_bytes + most
+
     def explain(
         self, facts: StepInput, memory: Memory
     ) -> tuple[PlanningProblem, Plan, str]:
@@ -921,7 +958,8 @@ class Policy:
         why_not = doubt(model, facts)
         if why_not:
             return problem, safest_plan(problem), f"the safest plan, for {why_not}"
-        plan = self.plans.make(facts, memory, self._usable(memory)).plan
+        usable = self.usable_bytes(facts, memory)
+        plan = self.plans.make(facts, memory, usable).plan
         why = f"planner {plan.planner}" + (" (proved optimal)" if plan.optimal else "")
         return problem, plan, f"{why}, with a margin of {self.margin.share:.1%}"
 
@@ -959,16 +997,6 @@ class Policy:
         """Return the share of the way to the whole budget that a plan may go."""
         stage = self._stages.get(context, 0)
         return _STAGES[stage] if stage < len(_STAGES) else 1.0
-
-    def _usable(self, memory: Memory, beyond: float = 0.0) -> float:
-        """Return the level that predictions may reach.
-
-        Args:
-            memory: What is held, and the budget.
-            beyond: How far beyond the sizes measured the step lies, as a share of how
-                far a fit is trusted.
-        """
-        return memory.start_bytes + self.margin.largest(memory.headroom_bytes, beyond)
 
     def _too_small(self, error: InfeasibleBudgetError, memory: Memory) -> str:
         """Say what the least plan comes to, and what tensors may."""

@@ -28,6 +28,7 @@ from mimose.exceptions import (
     MimoseError,
     StateMismatchError,
 )
+from mimose.forecast import Forecast, Forecasts, asked
 from mimose.inputs.describe import SizeTable
 from mimose.inputs.layers import UnitsSpec
 from mimose.inputs.placement import only_device
@@ -39,7 +40,7 @@ from mimose.inputs.sharding import (
     sharding,
 )
 from mimose.memory.meters import BasicMeter, Meter
-from mimose.planners import Plan, Planner, PlanningProblem, lay_out, make_planner
+from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
 from mimose.predictors import Estimator, check_estimator
 from mimose.records import Summary
 from mimose.report import text as _report
@@ -213,6 +214,7 @@ class Session:
         self.records = self._engine.records
         self._is_attached = False
         self._ahead = self._engine.ahead
+        self._forecasts = Forecasts(self._engine)
         self.repeats = Repeats(model, self._engine)
         try:
             self._engine.attach(model)
@@ -482,25 +484,69 @@ class Session:
             width=terminal_width(),
         )
 
-    def plan_for(
-        self, shape: Mapping[str, int] | None = None, *, budget_bytes: int | None = None
-    ) -> Plan:
-        """Return the plan that a step of a shape would get.
+    def forecast(
+        self,
+        shape: Mapping[str, int] | None = None,
+        budget: float | str | None = None,
+        *,
+        accumulating: bool | None = None,
+    ) -> Forecast:
+        """Return what a step of a shape would take; nothing changes by it.
+
+        ::
+
+            session.forecast({"input_ids.0": 32, "input_ids.1": 512}).fits
+
+        It may be asked between any two steps, and before the first one of a session
+        that has loaded a state. Asked again it takes a part of a millisecond, at a new
+        shape a few of them.
 
         Args:
-            shape: Sizes by name, as for `explain`.
-            budget_bytes: Within which; None for the session's budget.
+            shape: Sizes by name, as for `explain`; the others are as in the last step.
+            budget: Within which, as for `attach`; None for the session's.
+            accumulating: Whether the step finds gradients there, as all but the first
+                of an accumulation do; None for whether one of the last two steps did.
 
         Raises:
-            MimoseError: A name is not one of the model's, or no step with such inputs
-                was measured yet.
-            InfeasibleBudgetError: No plan keeps the budget at this shape.
+            MimoseError: A name is not one of the model's; no step was run and no state
+                was loaded; or the session was detached.
+            BudgetError: The budget cannot be read.
         """
-        facts, _, memory = self._asked(shape)
-        if budget_bytes is not None:
-            memory = memory._replace(budget_bytes=float(budget_bytes))
-        _, plan, _ = self._engine.policy.explain(facts, memory)
-        return plan
+        self._refuse_detached()
+        return self._forecasts.ask(shape, budget, accumulating)
+
+    def largest(
+        self,
+        shape: Mapping[str, int],
+        *,
+        vary: str,
+        budget: float | str | None = None,
+        most: int | None = None,
+        accumulating: bool | None = None,
+    ) -> int:
+        """Return the largest value of one size with which a step is known to fit.
+
+        ::
+
+            rows = session.largest({"input_ids.1": 512}, vary="input_ids.0", most=256)
+
+        Args:
+            shape: The other sizes by name, as for `forecast`.
+            vary: The name of the size.
+            budget: As for `forecast`.
+            most: No more is asked for; None for as far as predictions are trusted.
+            accumulating: As for `forecast`.
+
+        Returns:
+            0 where none fits, or where it is not known of any; `forecast` of one says
+            which.
+
+        Raises:
+            MimoseError: As for `forecast`.
+            BudgetError: The budget cannot be read.
+        """
+        self._refuse_detached()
+        return self._forecasts.largest(shape, vary, budget, most, accumulating)
 
     def planning_problem(
         self, shape: Mapping[str, int] | None = None, *, start_bytes: int | None = None
@@ -523,21 +569,11 @@ class Session:
     def _asked(
         self, shape: Mapping[str, int] | None
     ) -> tuple[StepInput, SizeTable, Memory]:
-        last, memory = self._engine.told.last, self._engine.told.memory
-        if last is None:
-            msg = "no step was run yet, so no shape is known; train a step first"
-            raise MimoseError(msg)
-        facts, table = last
+        facts, table = asked(self._engine, shape)
         self._engine.worker.catch_up()
         if facts.context not in self._engine.learner.model.patterns:
             msg = "no step with such inputs was measured yet; train a few first"
             raise MimoseError(msg)
-        if shape is not None and len(facts.sizes) != len(table.names):
-            msg = (
-                "the last step was of several forwards, whose sizes have no names of "
-                "their own: ask without a shape, or after a step of one forward"
-            )
-            raise MimoseError(msg)
-        sizes = facts.sizes if shape is None else table.fill(shape, facts.sizes)
+        memory = self._engine.told.memory
         assert memory is not None
-        return facts._replace(sizes=sizes), table, memory
+        return facts, table, memory

@@ -284,7 +284,7 @@ def test_a_detached_session_lets_the_model_go(toys, actions):
     watched = session.watch(loader), session.watch(iter(list(loader)))
     toys.train(model, watched[0])
     shape = {"x.0": 9}
-    session.explain(shape), session.plan_for(shape)
+    session.explain(shape), session.forecast(shape)
     session.detach()
     told = session.report(), session.summary(), session.state_dict(), session.peak_bytes
     alive = weakref.ref(model)
@@ -300,13 +300,13 @@ def test_a_detached_session_lets_the_model_go(toys, actions):
     )
     assert 12 == len(session.records)
     assert "keep" in session.explain(shape)
-    assert session.plan_for(shape).peak_bytes > 0
     assert 3 == len(session.planning_problem(shape).events)
     assert session.watch(loader) is loader
     assert [12, 12] == [len(list(batches)) for batches in watched]
     for refused in (
         lambda: session.step(lambda: None),
         lambda: session.expect([shape]),
+        lambda: session.forecast(shape),
         lambda: session.load_state_dict(told[2]),
     ):
         with pytest.raises(mimose.MimoseError, match="the session was detached"):

@@ -11,7 +11,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from benchmarks.scale.models import WORKLOADS, Sizes, Workload
 from benchmarks.sim import use
 from benchmarks.sim.hollow import Clock
 from mimose.bench.grid.strategies import Oracle
-from mimose.planners import Pattern
+from mimose.planners import Pattern, make_planner
 
 _GIB = 2**30
 STRATEGIES: Mapping[str, str] = {
@@ -37,6 +37,8 @@ STRATEGIES: Mapping[str, str] = {
 }
 _BUDGET = 0.95
 """The share of the card that strategies which plan are given."""
+_MARGIN = 0.99
+"""The share of the headroom that a plan told everything may fill."""
 _FIRST = 10
 """The steps before are left out of means."""
 _MOST_OOMS = 10
@@ -219,10 +221,13 @@ def _learned(
         for sizes in [*known[::every], run.workload.longest] * 2:
             run.train(sizes)
         learned = teacher.state_dict()
-        actions = teacher.plan_for(budget_bytes=budget).actions
+        problem = teacher.planning_problem()
+    room = _MARGIN * (budget - problem.start_bytes)
+    problem = replace(problem, budget_bytes=problem.start_bytes + room)
+    plan = make_planner("auto").plan(problem)
     torch.accelerator.empty_cache()
     run.card.limit(gib)
-    return learned, Pattern("static", actions)
+    return learned, Pattern("static", plan.actions)
 
 
 def _told(run: _Run) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import inspect
+import math
 import operator
 import types
 import weakref
@@ -25,6 +26,7 @@ from mimose.exceptions import MimoseError
 from mimose.inputs.compiled import unwrapped
 from mimose.inputs.layers import refuse_other_checkpointing
 from mimose.inputs.sharding import OwnParameters
+from mimose.tensors import local_bytes
 from mimose.types import BY_ROWS, MOST_CONTEXTS, StepInput
 
 # ------------------------------------------------------------------- a call's shape
@@ -255,6 +257,15 @@ class SizeTable:
             named[sizes] = found
         return found
 
+    def n_elements(self, sizes: tuple[int, ...], argument: str) -> int:
+        """Return how many elements an argument's tensor has; 0 where there is none."""
+        own = [
+            n
+            for name, n in zip(self.names, sizes, strict=True)
+            if name.rpartition(".")[0] == argument
+        ]
+        return math.prod(own) if own else 0
+
     def fill(
         self, shape: Mapping[str, int], others: tuple[int, ...]
     ) -> tuple[int, ...]:
@@ -470,7 +481,8 @@ class Describer:
         self._positional = positional_names(model)
         self._units = tuple(units)
         self._device = device
-        self._tables: dict[str, SizeTable] = {}
+        self.tables: dict[str, SizeTable] = {}
+        """By structure, the names of sizes; the last used last."""
         self._seen: dict[Hashable, tuple[StepInput, SizeTable]] = {}
         self.renew()
         self.last: tuple[StepInput, SizeTable] | None = None
@@ -533,13 +545,15 @@ class Describer:
         self.last = found
         return found
 
-    def table(self, structure: str) -> SizeTable | None:
-        """Return the table that names the sizes of a structure; None if it is new.
-
-        Args:
-            structure: Of a call that has arrived.
-        """
-        return self._tables.get(structure)
+    def gradient_bytes(self) -> tuple[int, int]:
+        """Return the bytes of gradients that are there, and of all there will be."""
+        there = to_be = 0
+        for parameter in self._parameters or self._own.read():
+            if parameter.grad is not None:
+                there += local_bytes(parameter.grad)
+            if parameter.requires_grad:
+                to_be += local_bytes(parameter)
+        return there, to_be
 
     def by_rows(self, facts: StepInput) -> StepInput:
         """Return what is known of the same step with its loss by rows.
@@ -563,9 +577,9 @@ class Describer:
             for each in self._switches
         ):
             refuse_other_checkpointing(self._model)
-        table = self._tables.pop(facts.structure, None)
+        table = self.tables.pop(facts.structure, None)
         table = table or SizeTable(names, self._positional)
-        _use(self._tables, facts.structure, table)
+        _use(self.tables, facts.structure, table)
         table.add(facts.sizes)
         return table
 
@@ -593,17 +607,13 @@ class Describer:
         )
         raise MimoseError(msg)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return how sizes are named, by structure, ready for JSON."""
-        return {key: table.state_dict() for key, table in self._tables.items()}
-
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over the names of sizes; what was read before is read anew.
 
         Args:
-            state: What ``state_dict`` returned.
+            state: Of each table, by structure, what its ``state_dict`` returned.
         """
-        self._tables = {
+        self.tables = {
             key: SizeTable.from_state(said, self._positional)
             for key, said in state.items()
         }

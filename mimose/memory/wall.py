@@ -76,6 +76,11 @@ class OptimizerWatch:
         storages = storages_in([optimizer.state for optimizer in own]).values()
         return sum(s.nbytes() for s in storages if s.device == self._device)
 
+    @property
+    def have_stepped(self) -> bool:
+        """Whether one of the model's has, so that its state is there."""
+        return any(self._known.values())
+
     def start(self) -> None:
         """Set the hooks, which torch has for all optimizers together."""
         self._handles.append(register_optimizer_step_pre_hook(self._pre))
@@ -283,7 +288,8 @@ class ReservedFootprint(Footprint):
 
     def level_budget(self, start_bytes: float) -> float:
         """Return the requested bytes that keep the reserved ones within the limit."""
-        return start_bytes + self._room_bytes / self._allowance.value
+        more = start_bytes - self._start.requested_bytes
+        return start_bytes + max(0.0, self._room_bytes - more) / self._allowance.value
 
     @property
     def reserved_ratio(self) -> float:

@@ -93,6 +93,8 @@ class Driver:
         plans: Whether plans are made; a baseline does the same in every step.
         is_running: Whether a step's forward runs.
         last: What was planned last, with the names of its sizes.
+        start_bytes: Held as the last step without gradients began; before the first,
+            what a loaded state says.
         loss: Decides how losses are computed.
     """
 
@@ -105,6 +107,8 @@ class Driver:
         self._retry = Retry(model, engine)
         self._is_sharded = is_sharded(model)
         self._safest_once = False
+        self._found_gradients = False, False
+        self.start_bytes = 0
         self.plans = engine.plans
         self.is_running = False
         self.last: tuple[StepInput, SizeTable] | None = None
@@ -226,6 +230,9 @@ class Driver:
         shape = table.named(facts.sizes)
         step = Step(engine, facts, shape, decision, window)
         self._steps.n_begun += 1
+        self._found_gradients = self._found_gradients[1], facts.has_gradients
+        if not facts.has_gradients:
+            self.start_bytes = step.start_bytes
         if is_again:
             step.run_again(_AGAIN)
         engine.rollback.take(is_planned=not step.is_measured)
@@ -354,6 +361,25 @@ class Driver:
         self._footprint.close()
         self._meter.release()
 
+    @property
+    def accumulates(self) -> bool:
+        """Whether one of the last two steps found gradients there."""
+        return any(self._found_gradients)
+
     def memory_now(self) -> Memory:
         """Return what is held now, as if a step began."""
         return self._memory(self._meter.live_bytes())
+
+    def memory_to_come(self, *, has_gradients: bool) -> Memory:
+        """Return what is held as the next step begins, as far as that is known.
+
+        Note: [As the next step begins] of `mimose.forecast`.
+
+        Args:
+            has_gradients: Whether it finds gradients there.
+        """
+        there, to_be = self._engine.describer.gradient_bytes()
+        start = self._meter.live_bytes() - there
+        if not self._engine.optimizers.have_stepped:
+            start = max(start, self.start_bytes)
+        return self._memory(start + to_be if has_gradients else start)

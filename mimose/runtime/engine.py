@@ -117,7 +117,10 @@ class Told(NamedTuple):
     """What was run last, with the names of its sizes; None before."""
     memory: Memory | None
     """What is held, as if a step began; None before the first."""
-    sizes: dict[str, Any]
+    tables: Mapping[str, SizeTable]
+    """By structure, the names of sizes."""
+    start_bytes: int
+    """Held as the last step began that found no gradients."""
     agreement_use: AgreementUse | None
     """What ranks that agree have exchanged; None where there is one alone."""
     can_go_by_rows: bool
@@ -304,14 +307,24 @@ class Engine:
         """What the parts that hold the model tell, or had to tell as it ended."""
         if self._ended is not None:
             return self._ended
-        last = self.driver.last or self.describer.last
+        last = self.driver.last or self.describer.last or self._loaded()
         return Told(
             last=last,
             memory=None if last is None else self.driver.memory_now(),
-            sizes=self.describer.state_dict(),
+            tables=self.describer.tables,
+            start_bytes=self.driver.start_bytes,
             agreement_use=None if self.ranks is None else self.ranks.use(),
             can_go_by_rows=self.driver.loss.can_go_by_rows,
         )
+
+    def _loaded(self) -> tuple[StepInput, SizeTable] | None:
+        """Return the last step of a loaded state, and the names of its sizes."""
+        for context, pattern in reversed(self.learner.model.patterns.items()):
+            table = self.describer.tables.get(pattern.structure)
+            if table is not None and pattern.rows:
+                sizes = pattern.rows[-1].root
+                return StepInput(context, sizes, False, pattern.structure), table
+        return None
 
     @property
     def host_use(self) -> HostUse | None:
@@ -323,7 +336,8 @@ class Engine:
         return {
             "cost_model": self.learner.state_dict(),
             "policy": self.policy.state_dict(),
-            "sizes": self.told.sizes,
+            "sizes": {key: t.state_dict() for key, t in self.told.tables.items()},
+            "start_bytes": self.told.start_bytes,
             "kept_units": self.findings.state_dict(),
             "footprint": self.footprint.state_dict(),
         }
@@ -339,6 +353,7 @@ class Engine:
             self.ranks.restrict(self.units, self.learner)
         self.policy.load_state_dict(state["policy"])
         self.describer.load_state_dict(state["sizes"])
+        self.driver.start_bytes = int(state.get("start_bytes", 0))
         self.footprint.load_state_dict(state.get("footprint", {}))
         self.findings.load_state_dict(state["kept_units"])
 

@@ -54,16 +54,13 @@ class LossByRows:
         is_in_place = vars(self._module).get(_OWN) is self
         return is_in_place and _is_theirs(self._original())
 
-    def logit_bytes(self, kwargs: Mapping[str, Any]) -> int:
+    def logit_bytes(self, n_labels: int) -> int:
         """Return the bytes of the logits in float32; 0 where that cannot be told.
 
         Args:
-            kwargs: What the model is called with by name.
+            n_labels: Of the step.
         """
-        labels = kwargs.get("labels")
-        if not isinstance(labels, torch.Tensor) or not self.can_go_by_rows:
-            return 0
-        return 4 * labels.numel() * self._n_classes
+        return 4 * n_labels * self._n_classes if self.can_go_by_rows else 0
 
     def remove(self) -> None:
         """Give the model its own back, unless somebody has given it another."""
@@ -151,8 +148,19 @@ class LossChoice:
             kwargs: What the root is called with by name.
             is_safest: Whether the step has to take as little as can be.
         """
-        largest = max(loss.logit_bytes(kwargs) for loss in self.losses)
-        is_on = largest >= (LEAST_BYTES if is_safest else self._least_bytes)
+        labels = kwargs.get("labels")
+        n_labels = labels.numel() if isinstance(labels, torch.Tensor) else 0
+        is_on = self.goes_by_rows(n_labels, is_safest=is_safest)
         for loss in self.losses:
             loss.is_on = is_on
         return is_on
+
+    def goes_by_rows(self, n_labels: int, *, is_safest: bool = False) -> bool:
+        """Return whether the losses of a step go by rows.
+
+        Args:
+            n_labels: Of the step; 0 where it has none.
+            is_safest: As for `choose`.
+        """
+        largest = max((loss.logit_bytes(n_labels) for loss in self.losses), default=0)
+        return largest >= (LEAST_BYTES if is_safest else self._least_bytes)

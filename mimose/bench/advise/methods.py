@@ -16,7 +16,7 @@ from mimose.bench.advise.sample import Inputs, Sample, moved
 from mimose.bench.device import is_cpu
 from mimose.bench.step_meter import autocast, synchronise
 from mimose.memory.meters import Meter
-from mimose.planners import InfeasibleBudgetError, everywhere
+from mimose.planners import everywhere
 from mimose.session import Session, attach
 from mimose.usage import UsageError
 
@@ -243,11 +243,8 @@ class Training:
     def _least_peak(self, budget_bytes: int) -> int:
         """Return the least peak of any plan; 0 where one keeps the budget."""
         assert self.session is not None
-        try:
-            self.session.plan_for(budget_bytes=budget_bytes)
-        except InfeasibleBudgetError as error:
-            return int(error.least_peak_bytes)
-        return 0
+        found = self.session.forecast(budget=budget_bytes)
+        return 0 if found.fits else int(found.peak_bytes or 0)
 
     def _has_plan(self) -> bool:
         """Tell whether the last step did what the method does."""
