@@ -6,10 +6,14 @@ import math
 import os
 import re
 from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 
 from mimose.exceptions import BudgetError
+
+Budget: TypeAlias = float | str | None
+"""A budget as people write it; None is all there is."""
 
 _UNITS = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base**power

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from cachetools import LRUCache
 
-from mimose.budget import format_bytes, parse_budget
+from mimose.budget import format_bytes
 from mimose.cost.problem import Memory, doubt, extrapolation_ratio
 from mimose.exceptions import InfeasibleBudgetError, MimoseError
 from mimose.planners import Plan
@@ -167,9 +167,8 @@ class Forecasts:
 
     def _budget(self, budget: float | str | None) -> int:
         if budget is None:
-            return self._engine.budget_bytes
-        meter = self._engine.meter
-        return parse_budget(budget, meter.total_bytes(), meter.held_bytes)
+            return self._engine.footprint.budget_bytes
+        return self._engine.read_budget(budget)
 
     def _begins(
         self,
@@ -183,7 +182,9 @@ class Forecasts:
         if accumulating is None:
             accumulating = driver.accumulates
         memory = driver.memory_to_come(has_gradients=accumulating)
-        more = (budget_bytes - self._engine.budget_bytes) / memory.reserved_ratio
+        more = (
+            budget_bytes - self._engine.footprint.budget_bytes
+        ) / memory.reserved_ratio
         grain = budget_bytes / _GRAINS
         memory = memory._replace(
             start_bytes=math.ceil(memory.start_bytes / grain) * grain,

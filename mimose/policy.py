@@ -321,7 +321,10 @@ class CachedPlan:
 
 
 class Plans:
-    """Keeps plans by shape, the least recently used forgotten first.
+    """Keeps plans by shape, those of the least recently used forgotten first.
+
+    A shape has several where the budget moves, or what is held before its steps: each
+    is good for as much as it was made for.
 
     Args:
         learner: Holds what has been learned.
@@ -348,7 +351,8 @@ class Plans:
         self._planner = planner
         self._margin = margin
         self._refiner = refiner
-        self._cache: LRUCache[_Key, CachedPlan] = LRUCache(cache_size)
+        self._cache: LRUCache[_Key, tuple[CachedPlan, ...]]
+        self._cache = LRUCache(cache_size, getsizeof=len)
         self._lock = lock()
         self.hits = self.misses = self.n_ready = 0
 
@@ -359,11 +363,9 @@ class Plans:
             facts: The step.
             memory: What is held, and the budget.
         """
-        key = facts.context, facts.has_gradients, facts.sizes
         with self._lock:
-            found = self._cache.get(key)
-            if found is None or not self._is_good(found, memory):
-                self._cache.pop(key, None)
+            found = self.peek(facts, memory)
+            if found is None:
                 self.misses += 1
                 return None
             if found.is_ahead and not found.decided:
@@ -374,13 +376,32 @@ class Plans:
     def peek(self, facts: StepInput, memory: Memory) -> CachedPlan | None:
         """Return the plan that a step would find, and change nothing.
 
+        Of those that are good today it is the one that costs least.
+
         Args:
             facts: The step.
             memory: What is held, and the budget.
         """
         with self._lock:
-            found = self._cache.get(_key(facts))
-        return found if found is not None and self._is_good(found, memory) else None
+            plans = self._cache.get(_key(facts), ())
+        good = (plan for plan in plans if self._is_good(plan, memory))
+        return min(good, key=lambda cached: cached.plan.extra_cost, default=None)
+
+    def _put(
+        self, facts: StepInput, made: CachedPlan, before: CachedPlan | None = None
+    ) -> CachedPlan:
+        """Keep a plan beside those of its shape that do something else; return it."""
+        valid, others = self._learner.model.valid_since, []
+        for other in self._cache.get(_key(facts), ()):
+            if other is before or other.version < valid:
+                continue
+            if other.plan.actions != made.plan.actions:
+                others.append(other)
+            elif other.headroom_bytes > made.headroom_bytes:
+                made = replace(made, headroom_bytes=other.headroom_bytes)
+        most = int(self._cache.maxsize)
+        self._cache[_key(facts)] = (made, *others)[:most]
+        return made
 
     def _is_good(self, cached: CachedPlan, memory: Memory) -> bool:
         """Whether a plan fits today, and leaves no more unused than it must."""
@@ -508,7 +529,7 @@ class Plans:
             usable_bytes: The level that predictions may reach.
         """
         with self._lock:
-            self._cache.setdefault(_key(facts), made)
+            made = self._put(facts, made)
         if self._refiner is None or made.plan.optimal or made.keeps_all:
             return
         refine = partial(self._refine, facts, made, memory, usable_bytes)
@@ -517,10 +538,9 @@ class Plans:
     def _refine(
         self, facts: StepInput, made: CachedPlan, memory: Memory, usable_bytes: float
     ) -> None:
-        key, model = _key(facts), self._learner.model
         with self._lock:
-            is_in_use = self._cache.get(key) is made
-        if not is_in_use or doubt(model, facts):
+            is_in_use = made in self._cache.get(_key(facts), ())
+        if not is_in_use or doubt(self._learner.model, facts):
             return
         try:
             refined = self.make(facts, memory, usable_bytes, planner=self._refiner)
@@ -530,8 +550,8 @@ class Plans:
         if is_dearer and not refined.plan.optimal:
             return
         with self._lock:
-            if self._cache.get(key) is made:
-                self._cache[key] = refined
+            if made in self._cache.get(_key(facts), ()):
+                self._put(facts, refined, before=made)
 
     def prepare(self, facts: StepInput, memory: Memory) -> None:
         """Have a plan made for a step that is to come, if there is none that fits.
@@ -540,12 +560,11 @@ class Plans:
             facts: The step, of a context that is planned freely.
             memory: What is held as a step begins, and the budget.
         """
-        key = _key(facts)
         with self._lock:
-            found = self._cache.get(key)
-        if found is None or not self._is_good(found, memory):
+            found = self.peek(facts, memory)
+        if found is None:
             ahead = partial(self._make_ahead, facts, memory)
-            self._learner.worker.submit(Lane.PLAN, key, ahead)
+            self._learner.worker.submit(Lane.PLAN, _key(facts), ahead)
 
     def _make_ahead(self, facts: StepInput, memory: Memory) -> None:
         headroom = memory.headroom_bytes
@@ -558,9 +577,8 @@ class Plans:
         except InfeasibleBudgetError:
             return  # its step says so, with the numbers of its day
         with self._lock:
-            found = self._cache.get(_key(facts))
-            if found is None or not self._is_good(found, memory):
-                self._cache[_key(facts)] = replace(made, is_ahead=True)
+            if self.peek(facts, memory) is None:
+                self._put(facts, replace(made, is_ahead=True))
 
 
 def _tightened(problem: PlanningProblem, share: float) -> PlanningProblem:

@@ -56,7 +56,7 @@ class StepRecord:
     actions: tuple[str, ...]
     """The action of each event, in the order in which they ran."""
     budget_bytes: int
-    """The session's budget: on an accelerator the most `reserved_peak_bytes` may be,
+    """The budget of this step: on an accelerator the most `reserved_peak_bytes` may be,
     elsewhere the most `observed_peak_bytes` may be."""
     start_bytes: int
     """Held when the forward began: on an accelerator requested by tensors."""
@@ -174,6 +174,8 @@ class Summary:
     steps_over: int
     """Steps whose observed peak exceeded the budget."""
     budget_bytes: int
+    budget_range: tuple[int, int]
+    """The least and the largest, this and those of the steps."""
     peak_bytes: int
     """The highest reading since the session began, optimizer steps included."""
     units: int
@@ -224,6 +226,8 @@ class Totals:
     steps: int = 0
     phases: Counter[str] = field(default_factory=Counter)
     steps_over: int = 0
+    budgets: tuple[int, ...] = ()
+    """The least and the largest; none before the first step."""
     recomputed_flops: int = 0
     collected_flops: int = 0
     plan_seconds: float = 0.0
@@ -234,6 +238,8 @@ class Totals:
         self.steps += 1
         self.phases[record.phase] += 1
         self.steps_over += record.is_over
+        budgets = (*self.budgets, record.budget_bytes)
+        self.budgets = min(budgets), max(budgets)
         self.recomputed_flops += record.recomputed_flops
         if record.phase == "collect":
             self.collected_flops += record.recomputed_flops

@@ -21,7 +21,7 @@ from mimose.arguments import (
     layers_of,
     refuse_no_model,
 )
-from mimose.budget import format_bytes
+from mimose.budget import Budget, format_bytes
 from mimose.cost.problem import Memory
 from mimose.exceptions import (
     BudgetError,
@@ -58,7 +58,7 @@ _Batch = TypeVar("_Batch")
 
 def attach(
     model: nn.Module,
-    budget: float | str | None = None,
+    budget: Budget | Callable[[], Budget] = None,
     *,
     layers: UnitsSpec = None,
     actions: str | Sequence[str] = "auto",
@@ -91,7 +91,9 @@ def attach(
             (0, 1] or ``"80%"``, a fraction of the device's memory, or ``"+400MiB"``,
             so much more than is held at attach. None on an accelerator: what is free
             there and what this process holds, less 3% or 512 MiB, whichever is more,
-            and 1 GiB more where ranks communicate.
+            and 1 GiB more where ranks communicate. A function without arguments that
+            returns one of these is asked here, and in the first forward of each
+            accumulation window. `Session.budget` can be set.
         layers: The modules to plan for: None to discover them, a module class, a
             qualified name, several of these, or a predicate over ``(module)`` or
             ``(name, module)``. ``units`` is another name of it.
@@ -195,7 +197,6 @@ class Session:
     A context manager; leaving it detaches.
 
     Attributes:
-        budget_bytes: The budget, in bytes.
         records: The last steps' `StepRecord`, a bounded sequence, oldest first.
     """
 
@@ -210,7 +211,6 @@ class Session:
         """What was learned of whom, once it is detached."""
         self._engine = make_engine(model, options)
         self._n_units = len(self._engine.units)
-        self.budget_bytes = self._engine.budget_bytes
         self.records = self._engine.records
         self._is_attached = False
         self._ahead = self._engine.ahead
@@ -230,22 +230,40 @@ class Session:
         )
 
     @property
+    def budget_bytes(self) -> int:
+        """The budget that holds now, in bytes. ``budget`` is the same."""
+        return self._engine.footprint.budget_bytes
+
+    @property
     def budget(self) -> int:
-        """The budget, in bytes. ``budget_bytes`` is the same.
+        """The budget, in bytes; to be set to whatever `attach` takes for it.
+
+        ::
+
+            session.budget = "40GiB"
+            session.budget = lambda: "60GiB" if engine.sleeps else "20GiB"
+
+        A share is one of what is free and what this process holds by now, ``"+1GiB"``
+        counts from what is held now, and None takes all there is now, as `attach` does.
+        Between steps the budget holds at once, and cached blocks above it are freed.
+        Set within an accumulation window (between a forward and its backward, or before
+        the optimizer's step that uses the gradients that are there) it holds from the
+        next window on. A function is asked in the first forward of each window. Where
+        ranks agree each rank has its own budget, and the plans keep all of them.
 
         Raises:
-            MimoseError: It is set; a session has one budget.
+            BudgetError: It cannot be read.
+            InfeasibleBudgetError: More is held already. Where it holds from the next
+                window on, that window's first forward raises this. The budget stays
+                what it was.
+            MimoseError: The session was detached.
         """
         return self.budget_bytes
 
     @budget.setter
-    def budget(self, value: object) -> None:
-        msg = (
-            f"a session keeps its budget of {format_bytes(self.budget_bytes)}; for "
-            f"{value!r} take state_dict(), detach, attach(model, {value!r}), and load "
-            f"what was learned"
-        )
-        raise MimoseError(msg)
+    def budget(self, value: Budget | Callable[[], Budget]) -> None:
+        self._refuse_detached()
+        self._engine.set_budget(value)
 
     def detach(self) -> None:
         """Give the model back as it was. Harmless twice.

@@ -143,16 +143,12 @@ class LearnedLimit:
     out-of-memory shows where. After 256 steps without another the limit rises by a
     256th of the budget a step; each failure doubles that time.
 
-    Args:
-        budget_bytes: The most it can be.
-
     Attributes:
-        bytes: The most bytes to plan for.
+        bytes: The most bytes to plan for, whatever the budget.
     """
 
-    def __init__(self, budget_bytes: float) -> None:
-        self._budget_bytes = budget_bytes
-        self.bytes = budget_bytes
+    def __init__(self) -> None:
+        self.bytes = math.inf
         self._n_quiet, self._n_needed = 0, 128
 
     def ran_out(self, held_bytes: float) -> None:
@@ -164,10 +160,13 @@ class LearnedLimit:
         self.bytes = min(self.bytes, 0.98 * held_bytes)
         self._n_quiet, self._n_needed = 0, 2 * self._n_needed
 
-    def step(self) -> None:
-        """Take note of a step in which memory did not run out."""
-        if self.bytes < self._budget_bytes:
+    def step(self, budget_bytes: float) -> None:
+        """Take note of a step in which memory did not run out.
+
+        Args:
+            budget_bytes: The budget.
+        """
+        if self.bytes < budget_bytes:
             self._n_quiet += 1
             if self._n_quiet > self._n_needed:
-                rise = self._budget_bytes / 256.0
-                self.bytes = min(self._budget_bytes, self.bytes + rise)
+                self.bytes += budget_bytes / 256.0

@@ -158,8 +158,8 @@ def out_of_memory(device: torch.device) -> Iterator[Line]:
         with attach(training.model, budget_bytes, meter=training.meter) as session:
             training.run = session.step
             list(training.train(lengths[: len(lengths) // 2]))
-            wall = Wall(training.reserved, left_bytes)
-            wall.stand()
+            wall = Wall(training.reserved)
+            wall.stand(left_bytes)
             try:
                 for length in lengths[len(lengths) // 2 :]:
                     before = training.reserved.usage().n_ooms

@@ -217,8 +217,8 @@ class _Run:
         meter, budget_bytes = self._loop.meter, self._budget_bytes()
         with contextlib.ExitStack() as undo:
             if isinstance(meter, AllocatorMeter):
-                wall = Wall(meter, budget_bytes)
-                wall.stand()
+                wall = Wall(meter)
+                wall.stand(budget_bytes)
                 undo.callback(wall.fall)
             for sizes in self._shapes:
                 if not isinstance(meter, AllocatorMeter):

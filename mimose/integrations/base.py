@@ -5,12 +5,13 @@ from __future__ import annotations
 import inspect
 import logging
 import weakref
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from torch import nn
 
 from mimose.arguments import layers_of
+from mimose.budget import Budget
 from mimose.exceptions import StateMismatchError
 from mimose.report.metrics import MetricsReader
 from mimose.runtime.retry import Repeats
@@ -41,7 +42,9 @@ class SessionCallback:
     _not_copied: ClassVar[tuple[str, ...]] = ("session", "_metrics", "_attached_to")
     """Left out of copies and pickles: a copy of the callback has trained nothing."""
 
-    def __init__(self, budget: float | str | None, options: Mapping[str, Any]) -> None:
+    def __init__(
+        self, budget: Budget | Callable[[], Budget], options: Mapping[str, Any]
+    ) -> None:
         known = inspect.signature(attach).parameters
         others = {name: o for name, o in options.items() if name not in known}
         layers = layers_of(attach, options.get("layers"), others)

@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from mimose.budget import Budget
 from mimose.exceptions import MimoseError
 from mimose.inputs.compiled import WHY_NOT_WHOLE
 from mimose.inputs.layers import find_units
@@ -111,7 +112,7 @@ class MimoseCallback(SessionCallback, _Base):
 
     def __init__(
         self,
-        budget: float | str | None = None,
+        budget: Budget | Callable[[], Budget] = None,
         *,
         module: str | None = None,
         **options: Any,

@@ -23,6 +23,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
+from mimose.budget import Budget
 from mimose.exceptions import CheckpointingConflictError, MimoseError, NoUnitsError
 from mimose.inputs.compiled import WHY_NOT_WHOLE
 from mimose.integrations.base import SessionCallback
@@ -86,7 +87,7 @@ class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
 
     def __init__(
         self,
-        budget: float | str | None = None,
+        budget: Budget | Callable[[], Budget] = None,
         *,
         module: nn.Module | None = None,
         is_restored: bool = False,

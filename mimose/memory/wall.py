@@ -18,8 +18,8 @@ end of its backward, and nothing frees cached blocks by hand. Freed before each 
 that might pass the budget, their segments were taken anew in 60 to 90% of the steps,
 which took more time than all recomputation (BERT-large on a 16 GiB card 0.158 s a step,
 with the wall 0.068). The allocator looks at its limit only when it takes a segment.
-Where more is reserved as a step begins (the budget was lowered, or an optimizer's step
-was larger), the cached blocks are freed once.
+Where more is reserved as the budget is lowered, or as a step begins (an optimizer's
+step was larger), the cached blocks are freed once.
 
 Outside of that the user's own limit holds: an optimizer's first step, an evaluation or
 a generation never fails because of a session.
@@ -58,12 +58,16 @@ class OptimizerWatch:
     Args:
         model: The model.
         on_step: Called before each optimizer step that is in no backward.
+
+    Attributes:
+        has_just_stepped: Whether there was such a step since this was set to False.
     """
 
     def __init__(self, model: nn.Module, on_step: Callable[[], None]) -> None:
         self._on_step = on_step
         self._model = weakref.ref(model)  # hooks of all optimizers refer to this
         self._device = only_device(model)
+        self.has_just_stepped = False
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool]
         self._known = weakref.WeakKeyDictionary()
         """Those that have stepped, and whether they hold the model's parameters."""
@@ -81,6 +85,14 @@ class OptimizerWatch:
         """Whether one of the model's has, so that its state is there."""
         return any(self._known.values())
 
+    @property
+    def are_due(self) -> bool:
+        """Whether gradients were accumulated that no optimizer's step has used yet."""
+        model = self._model()
+        if self.has_just_stepped or model is None:
+            return False
+        return any(p.grad is not None for p in own_parameters(model))
+
     def start(self) -> None:
         """Set the hooks, which torch has for all optimizers together."""
         self._handles.append(register_optimizer_step_pre_hook(self._pre))
@@ -94,6 +106,7 @@ class OptimizerWatch:
 
     def _pre(self, *_: Any) -> None:
         if current_graph_task() == NO_GRAPH_TASK:
+            self.has_just_stepped = True
             self._on_step()
 
     def _post(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -126,13 +139,14 @@ class Footprint:
         budget_bytes: The budget.
 
     Attributes:
-        limit: The budget, lowered where memory ran out below it.
+        budget_bytes: The budget: the one place where it is held.
         peak_bytes: The highest footprint seen.
     """
 
     def __init__(self, meter: Meter, budget_bytes: int) -> None:
         self._meter = meter
-        self.limit = LearnedLimit(float(budget_bytes))
+        self.budget_bytes = budget_bytes
+        self._learned = LearnedLimit()
         meter.reset_peak()
         self.peak_bytes = meter.live_bytes()
         self._is_closed = False
@@ -141,6 +155,20 @@ class Footprint:
         """Take note that the session has ended; what is held then is not its doing."""
         self._is_closed = True
         self.drop_wall()
+
+    @property
+    def limit_bytes(self) -> float:
+        """The most to plan for: the budget, less where memory ran out below it."""
+        return min(self.budget_bytes, self._learned.bytes)
+
+    def move(self, budget_bytes: int) -> None:
+        """Take another budget, between steps.
+
+        Args:
+            budget_bytes: The budget.
+        """
+        self.drop_wall()
+        self.budget_bytes = budget_bytes
 
     def least_bytes(self) -> int:
         """Return what is held now and no plan can do without."""
@@ -178,7 +206,7 @@ class Footprint:
             start_bytes: The level that the step starts from.
         """
         del start_bytes
-        return self.limit.bytes
+        return self.limit_bytes
 
     @property
     def reserved_ratio(self) -> float:
@@ -205,7 +233,7 @@ class Footprint:
 
     def observe(self) -> None:
         """Take note that a step's backward has ended without an error."""
-        self.limit.step()
+        self._learned.step(self.budget_bytes)
 
     def ran_out(self, asked_bytes: int = 0) -> None:
         """Take note that an allocation has failed, before anything is freed.
@@ -215,7 +243,7 @@ class Footprint:
         """
         del asked_bytes
         if self._meter.reads_peak:
-            self.limit.ran_out(self._meter.peak_bytes())
+            self._learned.ran_out(self._meter.peak_bytes())
 
     def summary(self) -> dict[str, Any]:
         """Return the fields of a `Summary` that only some footprints know."""
@@ -247,8 +275,7 @@ class ReservedFootprint(Footprint):
     ) -> None:
         super().__init__(meter, budget_bytes)
         self._allocator = meter
-        self._budget_bytes = budget_bytes
-        self._wall = Wall(meter, budget_bytes) if has_wall else None
+        self._wall = Wall(meter) if has_wall else None
         prior = (_EXPANDABLE_PRIOR,) if has_expandable_segments() else ()
         self._allowance = FragmentationAllowance(*prior)
         self._start = self._usage = meter.usage()
@@ -259,6 +286,12 @@ class ReservedFootprint(Footprint):
 
     def note_level(self, level_bytes: int) -> None:
         """Do nothing: the level is not the footprint."""
+
+    def move(self, budget_bytes: int) -> None:
+        """Take another budget; free the cached blocks that lie above it."""
+        super().move(budget_bytes)
+        if self._read().reserved_bytes > budget_bytes:
+            torch.accelerator.empty_cache()
 
     def least_bytes(self) -> int:
         """Return what the blocks in use take."""
@@ -280,7 +313,7 @@ class ReservedFootprint(Footprint):
         del slack_bytes
         peaks = self.fold()
         self._note_out_of_memory()
-        if self._wall is not None and self._usage.reserved_bytes > self._budget_bytes:
+        if self._wall is not None and self._usage.reserved_bytes > self.budget_bytes:
             torch.accelerator.empty_cache()
             self._read()
         self._start_anew()
@@ -298,12 +331,12 @@ class ReservedFootprint(Footprint):
 
     @property
     def _room_bytes(self) -> float:
-        return max(0.0, self.limit.bytes - self._start.allocated_bytes)
+        return max(0.0, self.limit_bytes - self._start.allocated_bytes)
 
     def raise_wall(self) -> None:
         """Let the allocator keep the budget from now on."""
         if self._wall is not None and not self._is_closed:
-            self._wall.stand()
+            self._wall.stand(self.budget_bytes)
 
     def drop_wall(self) -> None:
         """Let the user's own limit hold again. Harmless twice."""
@@ -319,7 +352,7 @@ class ReservedFootprint(Footprint):
         wanted = self._usage.reserved_bytes + asked_bytes
         there = self._allocator.total_bytes()
         stands = self._wall is not None and self._wall.stands
-        is_beyond = stands and wanted > self._budget_bytes
+        is_beyond = stands and wanted > self.budget_bytes
         return wanted if is_beyond and (there is None or wanted <= there) else 0
 
     def forward_ended(self) -> None:
@@ -354,12 +387,12 @@ class ReservedFootprint(Footprint):
         self._noted_ooms = usage.n_ooms
         reached = usage.reserved_peak_bytes
         if asked_bytes and self.beyond_wall(asked_bytes):
-            if asked_bytes > _MOST_ASKED * self._budget_bytes:
+            if asked_bytes > _MOST_ASKED * self.budget_bytes:
                 return
-            reached = max(reached, self._budget_bytes - asked_bytes)
+            reached = max(reached, self.budget_bytes - asked_bytes)
         has_grown = reached > self._start.reserved_bytes
         if has_grown or usage.n_retries > self._start.n_retries:
-            self.limit.ran_out(reached)
+            self._learned.ran_out(reached)
 
     def summary(self) -> dict[str, Any]:
         """Return the allowance for fragmentation, and the allocator's flushes."""
@@ -412,16 +445,15 @@ class Wall:
 
     Args:
         meter: Knows the device.
-        n_bytes: The most that may be reserved.
     """
 
-    def __init__(self, meter: AllocatorMeter, n_bytes: int) -> None:
+    def __init__(self, meter: AllocatorMeter) -> None:
         self._index = meter.index
         module = torch.get_device_module(meter.device)
         self._put: Callable[[float, int], None] | None
         self._put = getattr(module, "set_per_process_memory_fraction", None)
         self._get = getattr(module, "get_per_process_memory_fraction", lambda _: 1.0)
-        self._share = min(1.0, n_bytes / meter.memory_info()[1])
+        self._total_bytes = meter.memory_info()[1]
         if self._put is None:
             _log.warning(
                 "mimose: torch.%s has no set_per_process_memory_fraction: no wall "
@@ -434,14 +466,18 @@ class Wall:
         """Whether the allocator keeps it now."""
         return self in standing.get(self._index, ())
 
-    def stand(self) -> None:
-        """Make the allocator fail rather than reserve more."""
+    def stand(self, n_bytes: int) -> None:
+        """Make the allocator fail rather than reserve more.
+
+        Args:
+            n_bytes: The most that may be reserved.
+        """
         if self._put is None or self.stands:
             return
         walls = standing.setdefault(self._index, {})
         if not walls:
             walls[None] = float(self._get(self._index))
-        walls[self] = self._share
+        walls[self] = min(1.0, n_bytes / self._total_bytes)
         self._put(min(walls.values()), self._index)
 
     def fall(self) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,11 +34,13 @@ class Headline:
     phases: Mapping[str, int]
     """Steps by phase."""
     budget_bytes: int
-    """The last run's budget."""
+    """The last run's budget, at its end."""
+    budget_range: tuple[int, int]
+    """The least and the largest of the last run's steps."""
     peak_bytes: int | None
     """The highest observed peak; None if none was read."""
     budget_use: float | None
-    """The highest observed peak as a share of its run's budget."""
+    """The highest observed peak as a share of its step's budget."""
     steps_read: int
     """Steps whose peak was read."""
     steps_over: int
@@ -86,6 +88,7 @@ def headline(records: Sequence[StepRecord]) -> Headline:
         shapes=len({shape for run in runs for shape in shapes_of(run)}),
         phases=dict(Counter(record.phase for record in records)),
         budget_bytes=records[-1].budget_bytes,
+        budget_range=budget_range(runs[-1]),
         peak_bytes=max(peaks, default=None),
         budget_use=max(uses, default=None),
         steps_read=len(peaks),
@@ -106,13 +109,28 @@ def headline(records: Sequence[StepRecord]) -> Headline:
     )
 
 
+def budget_range(records: Iterable[StepRecord]) -> tuple[int, int]:
+    """Return the least and the largest budget of some steps, at least one."""
+    budgets = {record.budget_bytes for record in records}
+    return min(budgets), max(budgets)
+
+
+def format_budgets(of_steps: tuple[int, int]) -> str:
+    """Write a budget for people, or the range in which it moved.
+
+    >>> format_budgets((2**30, 2**30)), format_budgets((2**30, 2**31))
+    ('1.00 GiB', '1.00 GiB to 2.00 GiB')
+    """
+    return " to ".join(dict.fromkeys(map(format_bytes, of_steps)))
+
+
 def verdict(numbers: Headline) -> str:
     """Say in a sentence whether the budget was kept.
 
     Args:
         numbers: The run in numbers.
     """
-    budget = f"budget of {format_bytes(numbers.budget_bytes)}"
+    budget = f"budget of {format_budgets(numbers.budget_range)}"
     if numbers.runs > 1:
         budget = "budget of their run"
     if numbers.budget_use is None:
@@ -139,7 +157,8 @@ def facts(numbers: Headline) -> Iterator[tuple[str, str, str]]:
     if numbers.peak_bytes is None or numbers.budget_use is None:
         yield "highest peak", "not known", "no peak could be read"
     else:
-        whose = "the budget" if numbers.runs == 1 else "a run's budget, at the most"
+        is_one = numbers.runs == 1 and len({*numbers.budget_range}) == 1
+        whose = "the budget" if is_one else "a step's budget, at the most"
         use = f"{numbers.budget_use:.1%} of {whose}"
         yield "highest peak", format_bytes(numbers.peak_bytes), use
         is_all = numbers.steps_read == numbers.steps

@@ -33,7 +33,7 @@ class MetricsReader:
         ``mimose/peak_bytes``
             The highest peak observed, in bytes (left out where the meter tells none).
         ``mimose/budget_use``
-            The same, as a share of the budget.
+            The most that a peak took of its step's budget, as a share.
         ``mimose/recompute_share``
             Of all layer calls, the share that was recomputed.
         ``mimose/cache_hit_rate``
@@ -70,7 +70,7 @@ def metrics(latest_first: Sequence[StepRecord]) -> dict[str, float]:
     peaks = [r.highest_bytes for r in latest_first if r.highest_bytes is not None]
     if peaks:
         metrics["peak_bytes"] = float(max(peaks))
-        metrics["budget_use"] = max(peaks) / latest_first[0].budget_bytes
+        metrics["budget_use"] = max(r.budget_use or 0.0 for r in latest_first)
     return metrics
 
 

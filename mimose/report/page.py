@@ -23,8 +23,10 @@ from mimose.budget import format_bytes
 from mimose.exceptions import MimoseError
 from mimose.records import PHASES, StepRecord, kind_of
 from mimose.report.headline import (
+    budget_range,
     counted,
     facts,
+    format_budgets,
     format_flops,
     format_seconds,
     headline,
@@ -226,14 +228,18 @@ def _thinned(values: _Values) -> list[list[float | None]]:
 def _budget(steps: _Steps) -> _Json:
     """Return the last run's budget, what it left for a step, and what was reserved.
 
-    What is left is that of all steps but the hundredth at either end.
+    What is left is that of all steps but the hundredth at either end. Budgets of
+    several sizes have a course.
     """
     own = steps.records[steps.starts[-1] :]
     left = [record.budget_bytes - record.start_bytes for record in own]
     reserved = [r.reserved_peak_bytes for r in own if r.reserved_peak_bytes is not None]
+    budgets = steps.values(lambda record: record.budget_bytes)
     return {
         "bytes": own[-1].budget_bytes,
-        "isOne": len({record.budget_bytes for record in steps.records}) == 1,
+        "text": format_budgets(budget_range(own)),
+        "course": _thinned(budgets) if len(set(budgets)) > 1 else [],
+        "held": float(np.median([record.start_bytes for record in own])),
         "left": np.quantile(left, (0.01, 0.5, 0.99)).tolist(),
         "reserved": max(reserved, default=None),
         "areReserved": any(r.reserved_peak_bytes is not None for r in steps.records),

@@ -32,12 +32,15 @@ _SHORT_PLAN = ((0, 1, 2, 4), (0, 1, 2))
 """The same of a plan: event, action, holds, and what it adds."""
 
 
-def summarise(records: Records, plans: Plans, **state: Any) -> Summary:
+def summarise(
+    records: Records, plans: Plans, *, budget_bytes: int, **state: Any
+) -> Summary:
     """Sum up the records of a session.
 
     Args:
         records: The records that are kept, and the totals of all.
         plans: Those in use, and those made ahead.
+        budget_bytes: The budget now.
         state: What the session alone knows: the other fields of `Summary`, by name.
     """
     errors = [
@@ -46,7 +49,10 @@ def summarise(records: Records, plans: Plans, **state: Any) -> Summary:
         if record.phase == "plan" and record.prediction_error is not None
     ]
     totals = records.totals()
+    budgets = (*totals.budgets, budget_bytes)
     return Summary(
+        budget_bytes=budget_bytes,
+        budget_range=(min(budgets), max(budgets)),
         steps=totals.steps,
         phases=dict(totals.phases),
         steps_over=totals.steps_over,
@@ -106,10 +112,14 @@ def _overview(summary: Summary, width: int) -> list[str]:
         for phase in PHASES
         if phase in summary.phases
     )
+    least, most = summary.budget_range
+    now, use = format_bytes(summary.budget_bytes), ""
+    if least < most:
+        now += f" now, {format_bytes(least)} to {format_bytes(most)} before"
+    else:
+        use = f" ({summary.peak_bytes / summary.budget_bytes:.0%})"
     budget = (
-        f"{format_bytes(summary.budget_bytes)}; highest reading "
-        f"{format_bytes(summary.peak_bytes)} "
-        f"({summary.peak_bytes / summary.budget_bytes:.0%}); "
+        f"{now}; highest reading {format_bytes(summary.peak_bytes)}{use}; "
         f"{summary.steps_over} steps over"
     )
     plans = (

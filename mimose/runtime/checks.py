@@ -33,25 +33,27 @@ class BudgetChecks:
     def __init__(self, model: nn.Module, engine: Engine) -> None:
         self._model = weakref.ref(model)  # a session that is done holds it no more
         self._engine = engine
-        self._budget_bytes = engine.budget_bytes
         self._slack_bytes = 5 * engine.meter.noise_bytes
         self.warns = engine.options.warns
         """Whether to warn once, and go on, rather than raise."""
         self._has_warned = False
 
-    def raise_if_held(self) -> None:
-        """Make sure that the budget is not less than what is held already.
+    def raise_if_held(self, budget_bytes: int) -> None:
+        """Make sure that a budget is not less than what is held already.
+
+        Args:
+            budget_bytes: The budget.
 
         Raises:
             InfeasibleBudgetError: It is.
         """
-        most = self._budget_bytes + self._slack_bytes
+        most = budget_bytes + self._slack_bytes
         if self._engine.footprint.least_bytes() <= most:
             return
         gc.collect()
         held, model = self._engine.footprint.least_bytes(), self._model()
         if held > most and model is not None:
-            self._raise(held_already(model, self._budget_bytes, held))
+            self._raise(held_already(model, budget_bytes, held))
 
     def raise_if_infeasible(
         self, facts: StepInput, start_bytes: float, state_bytes: float
@@ -68,8 +70,8 @@ class BudgetChecks:
         """
         peaks, model = self._engine.policy.least_peaks, self._model()
         least = peaks.bound(facts, start_bytes, state_bytes)
-        if least > self._budget_bytes + self._slack_bytes and model is not None:
-            budget = float(self._budget_bytes)
+        budget = float(self._engine.footprint.budget_bytes)
+        if least > budget + self._slack_bytes and model is not None:
             self._raise(infeasible(model, budget, least, start_bytes, state_bytes))
 
     def raise_if_expected(
@@ -109,7 +111,7 @@ class BudgetChecks:
             "It would have gone on to more. Raise the budget, use a smaller batch or "
             "shorter inputs, or leave such batches out."
         )
-        budget = self._budget_bytes
+        budget = self._engine.footprint.budget_bytes
         return _too_large(budget, least_peak_bytes, start_bytes, advice)
 
     def _raise(self, error: InfeasibleBudgetError) -> None:

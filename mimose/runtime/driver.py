@@ -112,7 +112,7 @@ class Driver:
         self.plans = engine.plans
         self.is_running = False
         self.last: tuple[StepInput, SizeTable] | None = None
-        self.loss = LossChoice(engine.budget_bytes)
+        self.loss = LossChoice(engine.footprint)
 
     # ------------------------------------------------------------------ the root
 
@@ -241,7 +241,18 @@ class Driver:
         step.start(self._meter)
         return step
 
+    def is_within_window(self) -> bool:
+        """Whether a step runs, or the next one adds to gradients that are there.
+
+        Another budget holds from behind that on.
+        """
+        runs = self.is_running or self._steps.has_window or is_in_backward()
+        return runs or self._engine.optimizers.are_due
+
     def _new_window(self) -> Window:
+        if self._engine.has_next_budget and not self.is_within_window():
+            self._engine.renew_budget()
+        self._engine.optimizers.has_just_stepped = False
         slack = max(5 * self._meter.noise_bytes, _SLACK * self._learner.model.scale)
         start, peaks = self._footprint.begin(slack)
         if self._steps.open:

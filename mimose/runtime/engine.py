@@ -6,7 +6,7 @@ import contextlib
 import logging
 import math
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from os import PathLike
@@ -17,7 +17,7 @@ from torch import distributed, nn
 from mimose.actions.base import Action
 from mimose.actions.host import Host
 from mimose.actions.registry import choose, menu_of
-from mimose.budget import all_there_is, parse_budget, rank_share
+from mimose.budget import Budget, all_there_is, parse_budget, rank_share
 from mimose.cost.learner import Learner
 from mimose.cost.model import CostModel, flops_of_a_byte
 from mimose.cost.problem import Memory
@@ -71,7 +71,7 @@ _OF_THE_MODEL = (
 class Options:
     """What a session is asked to do; see `mimose.attach`."""
 
-    budget: float | str | None
+    budget: Budget | Callable[[], Budget]
     planner: Planner
     actions: Sequence[Action] = field(default_factory=lambda: choose("auto"))
     units: UnitsSpec = None
@@ -160,7 +160,9 @@ class Engine:
             known = frozenset[int]() if ranks is None else ranks.waiting
             self.later_waits = later_waits(model, names, modules, known)
         self.meter = meter = make_meter(options.meter, self.device)
-        self.budget_bytes = self._budget(options.budget, meter)
+        budget_bytes = self.read_budget(options.budget)
+        self._asks = options.budget if callable(options.budget) else None
+        self._next_budget: int | None = None
         self.host_memory = None if options.host is None else options.host.memory
         self.host_budget_bytes = math.inf
         if self.host_memory is not None:
@@ -201,7 +203,7 @@ class Engine:
         self.rollback = Rollback(model, self.units, self.answers, self.findings)
         self.records = Records(options.record_to)
         self.footprint = make_footprint(
-            meter, self.budget_bytes, has_wall=options.wall and self.plans
+            meter, budget_bytes, has_wall=options.wall and self.plans
         )
         self.optimizers = OptimizerWatch(model, on_step=self.footprint.drop_wall)
         self.checks = BudgetChecks(model, self)
@@ -211,8 +213,57 @@ class Engine:
         self.to_come = ShapesToCome(self.policy, self.learner, self.checks)
         self.driver = Driver(model, self)
 
-    def _budget(self, budget: float | str | None, meter: Meter) -> int:
-        total, is_cpu = meter.total_bytes(), self.device.type == "cpu"
+    # ------------------------------------------------------------------ the budget
+
+    @property
+    def has_next_budget(self) -> bool:
+        """Whether there may be another budget for the window that begins."""
+        return self._asks is not None or self._next_budget is not None
+
+    def set_budget(self, budget: Budget | Callable[[], Budget]) -> None:
+        """Take another budget: now between steps, else as the next window begins.
+
+        Args:
+            budget: As for `mimose.attach`. A function is asked as windows begin.
+
+        Raises:
+            BudgetError: It cannot be read.
+            InfeasibleBudgetError: More is held already; all stays as it was then.
+        """
+        if callable(budget):
+            self._asks, self._next_budget = budget, None
+            return
+        n_bytes = self.read_budget(budget)
+        is_later = self.driver.is_within_window()
+        if not is_later:
+            self._move(n_bytes)
+        self._asks, self._next_budget = None, n_bytes if is_later else None
+
+    def renew_budget(self) -> None:
+        """Take the budget that was set meanwhile, or ask for it: a window begins.
+
+        Raises:
+            BudgetError: What was answered cannot be read.
+            InfeasibleBudgetError: More is held already; the budget stays as it was.
+        """
+        n_bytes, self._next_budget = self._next_budget, None
+        if self._asks is not None:
+            n_bytes = self.read_budget(self._asks)
+        if n_bytes is not None:
+            self._move(n_bytes)
+
+    def _move(self, n_bytes: int) -> None:
+        if n_bytes != self.footprint.budget_bytes:
+            if self.plans:
+                self.checks.raise_if_held(n_bytes)
+            self.footprint.move(n_bytes)
+
+    def read_budget(self, budget: Budget | Callable[[], Budget]) -> int:
+        """Return a budget in bytes, or what a function answers."""
+        if callable(budget):
+            budget = budget()
+        meter, is_cpu = self.meter, self.device.type == "cpu"
+        total = meter.total_bytes()
         if is_cpu:
             total = rank_share(total)
         if budget is not None:
@@ -233,7 +284,7 @@ class Engine:
         """
         with nullcontext() if self.ranks is None else self.ranks.telling():
             if self.plans:
-                self.checks.raise_if_held()
+                self.checks.raise_if_held(self.footprint.budget_bytes)
             self._meet()
         self._undo.callback(self.footprint.drop_wall)
         self.optimizers.start()

@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from mimose.loss_by_rows import LEAST_BYTES, late
+from mimose.memory.wall import Footprint
 
 _LARGE = 1 / 32
 """Of the budget. A plain loss holds up to four copies of such logits more. At an eighth
@@ -126,14 +127,14 @@ class LossChoice:
     """Decides how the losses of a model's steps are computed.
 
     Args:
-        budget_bytes: The budget.
+        footprint: Holds the budget.
 
     Attributes:
         losses: Those of the model that may go by rows; none in a baseline.
     """
 
-    def __init__(self, budget_bytes: int) -> None:
-        self._least_bytes = max(LEAST_BYTES, _LARGE * budget_bytes)
+    def __init__(self, footprint: Footprint) -> None:
+        self._footprint = footprint
         self.losses: tuple[LossByRows, ...] = ()
 
     @property
@@ -163,4 +164,5 @@ class LossChoice:
             is_safest: As for `choose`.
         """
         largest = max((loss.logit_bytes(n_labels) for loss in self.losses), default=0)
-        return largest >= (LEAST_BYTES if is_safest else self._least_bytes)
+        share = 0.0 if is_safest else _LARGE * self._footprint.budget_bytes
+        return largest >= max(LEAST_BYTES, share)

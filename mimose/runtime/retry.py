@@ -121,7 +121,7 @@ def _others_wait(engine: Engine, error: BaseException, what: str, why: str) -> b
     """Whether other ranks wait for what has failed; then the error says so."""
     if why and not is_told_alone(error):
         held = format_bytes(engine.footprint.least_bytes())
-        budget = format_bytes(engine.budget_bytes)
+        budget = format_bytes(engine.footprint.budget_bytes)
         tell_alone(error, what, why, f"{held} are held now, of {budget}.")
     return bool(why)
 

@@ -302,7 +302,7 @@ class Step:
         self.menu = engine.learner.model.menu
         self._action_at = engine.action_at
         self._is_baseline = not engine.plans
-        self._budget_bytes = engine.budget_bytes
+        self._budget_bytes = engine.footprint.budget_bytes
         self._began = time.perf_counter()
         self._seconds: float | None = None
         self._unplanned: list[str] = []
@@ -525,6 +525,12 @@ class Steps:
             return None
         self.note_peak(self._footprint.fold().level_bytes)
         return self._window
+
+    @property
+    def has_window(self) -> bool:
+        """Whether forwards have run whose backward may still come."""
+        window = self._window
+        return window is not None and any(step.can_come for step in window.steps)
 
     def _settle(self, *, is_inside: bool) -> None:
         windows = {id(step.window): step.window for step in self.open}.values()

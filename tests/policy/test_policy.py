@@ -27,7 +27,7 @@ def test_a_shape_seen_before_is_a_hit(toys, meter):
 
 
 def test_less_headroom_makes_a_new_plan(toys, meter):
-    """A cached plan that no longer fits is dropped, and made anew for what is left."""
+    """Where the cached one does not fit; that is found again as soon as it does."""
     model = toys.chain(6)
     batches = [toys.inputs(64)] * 6
     budget = toys.budget_between(model, batches[:2], 0.9, meter)
@@ -46,7 +46,7 @@ def test_less_headroom_makes_a_new_plan(toys, meter):
         assert max(record.observed_peak_bytes for record in after) <= budget
         meter.extra_bytes = 0
         toys.train(model, batches[:1], optimizer=optimizer)
-        assert not session.records[-1].cache_hit
+        assert session.records[-1].cache_hit
         assert most == session.records[-1].actions.count("keep")
 
 

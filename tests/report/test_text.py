@@ -40,6 +40,7 @@ def _report(records, width):
         "kept_units": {"encoder.layer.3": "it returned something else when run again"},
         "inexact_units": {"bert.encoder.layer.4": "its kernels are not deterministic"},
         "largest_to_come": {"labels.1": 900},
+        "budget_range": (1, 1),
         "host": None,
         "agreement": None,
     }
