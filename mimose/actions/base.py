@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mimose.exactness.unit import Unit
-from mimose.memory.marks import Counted, Gauge, Trace
+from mimose.memory.marks import Gauge, Trace
 from mimose.planners import ActionSpec
 from mimose.types import OnRecompute
 
@@ -58,15 +58,5 @@ class Action(Protocol):
 
         Returns:
             What the unit returns.
-        """
-        ...
-
-    def held_bytes(self, counted: Counted) -> float | None:
-        """Return what it would hold of a call that was run and counted in full.
-
-        This is how one execution teaches of other actions. None where it cannot tell.
-
-        Args:
-            counted: What the call's forward made, and what of that it returned.
         """
         ...

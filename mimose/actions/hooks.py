@@ -30,7 +30,6 @@ from mimose.actions.host import Host, Packed
 from mimose.actions.keep import Keep, why_saved_is_hidden
 from mimose.exactness.unit import Unit
 from mimose.exceptions import RecomputationError
-from mimose.memory.marks import Counted
 from mimose.planners import ActionSpec
 from mimose.tensors import bytes_of, is_plain, storages_in, sum_of_words, tensors_in
 from mimose.torch_private import (
@@ -378,10 +377,6 @@ class Packing:
         event.tell_held(self.spec.name, live + on_device)
         if self.spec.needs_host:
             event.tell_host(self.spec.name, sum(each.host_bytes for each in packed))
-
-    def held_bytes(self, counted: Counted) -> None:
-        """Return None: what is packed shows in a call of its own alone."""
-        del counted
 
 
 def _refuse(name: str, why: str) -> NoReturn:

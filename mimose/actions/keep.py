@@ -12,7 +12,6 @@ from mimose.exactness.side_effects import (
     is_opaque,
 )
 from mimose.exactness.unit import Unit
-from mimose.memory.marks import Counted
 from mimose.planners.actions import KEEP
 from mimose.torch_private import pytree, top_saved_hooks
 
@@ -48,10 +47,6 @@ class Keep:
         if probe is None:
             return call.forward()
         return probe.trace.kept(probe.index, call.forward, probe.inputs, probe.gauge)
-
-    def held_bytes(self, counted: Counted) -> float:
-        """Return all that the call made and that lives."""
-        return counted.live_bytes
 
 
 def why_saved_is_hidden(unit: Unit) -> str:

@@ -12,7 +12,6 @@ from mimose.actions.hooks import Packing
 from mimose.actions.host import AwayInput, Host, HostCall
 from mimose.actions.recompute import Recompute
 from mimose.inputs.describe import argument_tensors
-from mimose.memory.marks import Counted
 from mimose.planners.actions import OFFLOAD, OFFLOAD_INPUT, RECOMPUTE
 from mimose.tensors import is_plain
 from mimose.torch_private import saved_names
@@ -62,10 +61,6 @@ class OffloadInput(Recompute):
         if handed is None or on_host is None:
             return None
         return AwayInput(handed, on_host)
-
-    def held_bytes(self, counted: Counted) -> None:
-        """Return None: what it frees shows in a call of its own alone."""
-        del counted
 
 
 def _handed_over(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:

@@ -39,7 +39,6 @@ from mimose.exactness.side_effects import (
 from mimose.exactness.unit import CONTAINED, Unit
 from mimose.exceptions import MimoseError, first_line
 from mimose.inputs.compiled import SCRIPTED, code_in_graph
-from mimose.memory.marks import Counted
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners.actions import RECOMPUTE
 from mimose.torch_private import (
@@ -139,10 +138,6 @@ class Recompute:
         """Return what holds an input elsewhere until it runs again; None: nothing."""
         del call, probe
         return None
-
-    def held_bytes(self, counted: Counted) -> float | None:
-        """Return what of the call is handed on: its outputs."""
-        return counted.output_bytes
 
 
 def _code_in(unit: Unit, output: Any, began: int) -> str:

@@ -51,7 +51,6 @@ from mimose.actions.operators import OPERATORS, Operand, settings_of
 from mimose.exactness.unit import Unit
 from mimose.exceptions import RecomputationError, first_line
 from mimose.inputs.describe import argument_tensors
-from mimose.memory.marks import Counted
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners import ActionSpec
 from mimose.tensors import (
@@ -1147,7 +1146,3 @@ class Selective:
                 return 0.0
             known.append((made, weakref.WeakKeyDictionary({ran.module: True})))
             return drop(made, ran, unit, self.spec.name)
-
-    def held_bytes(self, counted: Counted) -> None:
-        """Return None: it takes the graph to tell."""
-        del counted

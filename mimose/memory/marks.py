@@ -35,6 +35,7 @@ from mimose.inputs.compiled import saved_storages
 from mimose.inputs.describe import autocast_keeps_copies
 from mimose.memory.meters import Meter
 from mimose.planners import Menu
+from mimose.planners.actions import KEEP, RECOMPUTE
 from mimose.tensors import storages_in, tensors_in
 from mimose.torch_private import (
     TorchDispatchMode,
@@ -166,24 +167,12 @@ def _is_weight(tensor: torch.Tensor) -> bool:
     return is_single and tensor.requires_grad and isinstance(tensor, nn.Parameter)
 
 
-class Counted(NamedTuple):
-    """Bytes of what a whole call made, at its end."""
-
-    live_bytes: float
-    """All that lives."""
-    output_bytes: float
-    """What of it was returned."""
-
-
-Teach: TypeAlias = Callable[[Counted], dict[str, float]]
-"""Tells, by action, what would be held of a call from its end to its backward."""
-
-
 class Reading(NamedTuple):
     """What was counted of one call."""
 
     held_bytes: dict[str, float]
-    """By action: what would stay alive from the call's end to its backward."""
+    """By action: what would stay alive from the call's end to its backward. A call that
+    is counted in full tells of keeping and of recomputing; others show in their own."""
     flops: int
     early_flops: int
     """Of these, what a recomputation runs that stops once nothing more is saved."""
@@ -201,27 +190,23 @@ Gauge: TypeAlias = Callable[
 """Runs a call that is given some tensors; returns its output and what was counted."""
 
 
-def by_operators(teach: Teach) -> Gauge:
-    """Return a gauge that counts the storages that a call's operators make.
+def by_operators(
+    forward: Callable[[], Any], given: Sequence[torch.Tensor]
+) -> tuple[Any, Reading]:
+    """Run a call and count the storages that its operators make: a `Gauge`."""
+    del given
+    tracker = StorageTracker()
+    with tracker:
+        output, early_flops, saved = _with_saves_seen(forward, tracker)
+        live = float(tracker.live_bytes)
+        copied = float(tracker.copied_bytes()) if autocast_keeps_copies() else 0.0
+    held = _held_bytes(live, float(tracker.bytes_made(output)))
+    flops, peak = tracker.flops, tracker.peak_bytes
+    return output, Reading(held, flops, early_flops, peak, copied, saved)
 
-    Args:
-        teach: Tells what actions would hold of it.
-    """
 
-    def run(
-        forward: Callable[[], Any], given: Sequence[torch.Tensor]
-    ) -> tuple[Any, Reading]:
-        del given
-        tracker = StorageTracker()
-        with tracker:
-            output, early_flops, saved = _with_saves_seen(forward, tracker)
-            live = float(tracker.live_bytes)
-            copied = float(tracker.copied_bytes()) if autocast_keeps_copies() else 0.0
-        held = teach(Counted(live, float(tracker.bytes_made(output))))
-        flops, peak = tracker.flops, tracker.peak_bytes
-        return output, Reading(held, flops, early_flops, peak, copied, saved)
-
-    return run
+def _held_bytes(live: float, returned: float) -> dict[str, float]:
+    return {KEEP.name: live, RECOMPUTE.name: returned}
 
 
 def _with_saves_seen(
@@ -255,29 +240,29 @@ def _with_saves_seen(
     return output, early_flops, float(n_bytes)
 
 
-def by_saved(teach: Teach, root: nn.Module, flops: int) -> Gauge:
-    """Return a gauge for compiled code, whose operators cannot be watched.
+def by_saved(
+    forward: Callable[[], Any],
+    given: Sequence[torch.Tensor],
+    root: nn.Module,
+    flops: int,
+) -> tuple[Any, Reading]:
+    """Run compiled code, whose operators cannot be watched, and count what it saves.
 
     Args:
-        teach: Tells what actions would hold of it.
+        forward: Runs it.
+        given: The tensors that the call is given.
         root: The model, whose own tensors do not count.
         flops: Of the layer's forward.
     """
-
-    def run(
-        forward: Callable[[], Any], given: Sequence[torch.Tensor]
-    ) -> tuple[Any, Reading]:
-        attributes = tensor_attributes(root.modules())
-        own = itertools.chain(root.parameters(), root.buffers(), attributes, given)
-        known = storages_in(list(own))
-        with saved_storages() as saved:
-            output = forward()
-            returned = storages_in(output)
-            live = _total({**saved, **returned}, known)
-        held = teach(Counted(live, _total(returned, known)))
-        return output, Reading(held, flops, flops, int(live))
-
-    return run
+    attributes = tensor_attributes(root.modules())
+    own = itertools.chain(root.parameters(), root.buffers(), attributes, given)
+    known = storages_in(list(own))
+    with saved_storages() as saved:
+        output = forward()
+        returned = storages_in(output)
+        live = _total({**saved, **returned}, known)
+    held = _held_bytes(live, _total(returned, known))
+    return output, Reading(held, flops, flops, int(live))
 
 
 def _total(

@@ -22,7 +22,6 @@ from mimose.inputs.describe import (
 )
 from mimose.inputs.patch import Patch, hidden, is_traced
 from mimose.memory.marks import (
-    Counted,
     Gauge,
     Reading,
     StorageTracker,
@@ -314,17 +313,10 @@ class LayerCalls:
             forward: Callable[[], Any], given: Sequence[torch.Tensor]
         ) -> tuple[Any, Reading]:
             if not unit.is_compiled:
-                return by_operators(self._teach)(forward, given)
-            return by_saved(self._teach, self._root, flops)(forward, given)
+                return by_operators(forward, given)
+            return by_saved(forward, given, self._root, flops)
 
         return run
-
-    def _teach(self, counted: Counted) -> dict[str, float]:
-        """Return what each action would hold of a call that was counted."""
-        held = {
-            name: action.held_bytes(counted) for name, action in self._actions.items()
-        }
-        return {name: n_bytes for name, n_bytes in held.items() if n_bytes is not None}
 
     # ------------------------------------------------------------------ FLOPs
 
