@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from os import PathLike
 from typing import Any, TypeVar
 
@@ -46,7 +47,7 @@ from mimose.records import Summary
 from mimose.report import text as _report
 from mimose.report.columns import terminal_width
 from mimose.runtime.engine import Options, make_engine, raise_if_attached
-from mimose.runtime.retry import Gradients, Repeats
+from mimose.runtime.retry import Attempts, saved_gradients
 from mimose.runtime.watched import watched
 from mimose.state import describe, plain, refuse_other
 from mimose.types import StepInput
@@ -215,7 +216,7 @@ class Session:
         self._is_attached = False
         self._ahead = self._engine.ahead
         self._forecasts = Forecasts(self._engine)
-        self.repeats = Repeats(model, self._engine)
+        self.attempts = partial(Attempts, self._engine)
         try:
             self._engine.attach(model)
             self._is_attached = True
@@ -316,10 +317,10 @@ class Session:
                 ranks take part in it, so that no rank can run it again alone.
             MimoseError: The session was detached.
         """
-        gradients = Gradients(self._refuse_detached())
+        restore_gradients = saved_gradients(self._refuse_detached())
         snapshot = self._engine.rollback.snapshot()
         snapshot.take()
-        attempts = self.repeats.begin()
+        attempts = self.attempts()
         while True:
             try:
                 return closure()
@@ -328,7 +329,7 @@ class Session:
                     raise
             attempts.prepare()
             snapshot.restore()
-            gradients.restore()
+            restore_gradients()
 
     def watch(self, loader: Iterable[_Batch]) -> Iterable[_Batch]:
         """Know the next batch's shape while a step runs, so that its plan is ready.

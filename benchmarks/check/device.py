@@ -23,7 +23,7 @@ from benchmarks.proofs.numbers import MIB
 from benchmarks.sim.hollow import CARDS
 from mimose.bench.machine import version_of
 from mimose.bench.zoo import Batch, moved
-from mimose.exactness.side_effects import RandomState
+from mimose.exactness.side_effects import saved_random_state
 from mimose.memory.meters import AllocatorMeter
 from mimose.memory.wall import has_expandable_segments
 from mimose.session import attach
@@ -203,11 +203,11 @@ def meter(device: torch.device) -> Iterator[Line]:
 def random_state(device: torch.device) -> Iterator[Line]:
     """Draw, go elsewhere, come back, and draw again."""
     torch.rand(3, device=device)
-    state = RandomState([device])
+    restore = saved_random_state([device])
     drawn = torch.rand(5, device=device)
     torch.manual_seed(99)
     torch.rand(7, device=device)
-    state.restore()
+    restore()
     same = torch.equal(drawn, torch.rand(5, device=device))
     yield equal("drawn again past another seed", True, same)
 

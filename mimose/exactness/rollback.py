@@ -13,11 +13,11 @@ from mimose.exactness.guard import Key, State, held_objects
 from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.side_effects import (
     Generators,
-    RandomState,
     SavedTensors,
     TensorSlot,
     accelerators_of,
     running_statistics,
+    saved_random_state,
     tensor_slots,
 )
 from mimose.exactness.unit import Unit
@@ -60,7 +60,7 @@ class Snapshot:
         Args:
             is_wide: Whether to save all tensors that might change.
         """
-        self._random = RandomState(self._devices)
+        self._restore_random = saved_random_state(self._devices)
         self._generators.take()
         if self._state is None or not self._state.is_now():
             self._state, self._versions = State(self._tables), None
@@ -75,7 +75,7 @@ class Snapshot:
     def restore(self) -> None:
         """Put everything back, tensors in place."""
         assert self._state is not None
-        self._random.restore()
+        self._restore_random()
         self._generators.restore()
         self._state.put()
         for slot, state in self.saved.states:

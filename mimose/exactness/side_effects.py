@@ -66,31 +66,27 @@ def accelerators_of(module: nn.Module) -> tuple[torch.device, ...]:
     return accelerators(itertools.chain(module.parameters(), module.buffers()))
 
 
-class RandomState:
-    """The CPU's random state as it is now, and that of some accelerators.
+def saved_random_state(devices: Iterable[torch.device] = ()) -> Callable[[], None]:
+    """Save the CPU's random state as it is now, and that of some accelerators.
 
     Args:
         devices: The accelerators.
+
+    Returns:
+        What puts it back.
     """
+    cpu = _CPU.get_state()
+    others = [
+        (device, torch.get_device_module(device).get_rng_state(device))
+        for device in devices
+    ]
 
-    __slots__ = ("_cpu", "_others")
-
-    def __init__(self, devices: Iterable[torch.device] = ()) -> None:
-        self._cpu = _CPU.get_state()
-        self._others: dict[torch.device, torch.Tensor] = {}
-        for device in devices:
-            module = torch.get_device_module(device)
-            self._others[device] = module.get_rng_state(device)
-
-    def restore(self) -> None:
-        """Put it back."""
-        _CPU.set_state(self._cpu)
-        for device, state in self._others.items():
+    def restore() -> None:
+        _CPU.set_state(cpu)
+        for device, state in others:
             torch.get_device_module(device).set_rng_state(state, device)
 
-    def as_now(self) -> RandomState:
-        """Return the present state of the same devices."""
-        return RandomState(self._others)
+    return restore
 
 
 # ---------------------------------------------------------------------------- autocast
@@ -171,26 +167,26 @@ class Context:
 
     Args:
         devices: Accelerators that the call may draw on.
+
+    Attributes:
+        draw_again: Has random numbers be those that the call has drawn.
     """
 
-    __slots__ = ("_casts", "_flags", "_kinds", "_random")
+    __slots__ = ("_casts", "_devices", "_flags", "_kinds", "draw_again")
 
     def __init__(self, devices: tuple[torch.device, ...]) -> None:
-        self._random = RandomState(devices)
+        self._devices = devices
+        self.draw_again = saved_random_state(devices)
         self._kinds: tuple[str, ...] = ("cpu",)
         if devices:
             self._kinds = (*{device.type: None for device in devices}, "cpu")
         self._casts = _casts(self._kinds)
         self._flags = flags_now()
 
-    def draw_again(self) -> None:
-        """Have random numbers be those that the call has drawn."""
-        self._random.restore()
-
     @contextlib.contextmanager
     def as_then(self) -> Iterator[None]:
         """Set all of it as it was; put back, afterwards, what is set now."""
-        random, flags = self._random.as_now(), flags_now()
+        restore_random, flags = saved_random_state(self._devices), flags_now()
         casts = self._casts
         if not casts and _casts(self._kinds):
             casts = [{"device_type": k, "enabled": False} for k in self._kinds]
@@ -202,7 +198,7 @@ class Context:
                     stack.enter_context(torch.autocast(**cast))
                 yield
         finally:
-            random.restore()
+            restore_random()
             if flags_now() != flags:
                 _set_flags(flags)
 

@@ -19,7 +19,7 @@ from mimose.exactness.side_effects import (
     tensor_slots,
 )
 from mimose.exceptions import LateChangeError, RecomputationError
-from mimose.inputs.compiled import SCRIPTED, CodeInside
+from mimose.inputs.compiled import SCRIPTED, code_inside
 from mimose.tensors import operators_of
 
 CONTAINED = "it edits a tensor in a list or dict of its own"
@@ -257,12 +257,12 @@ class Unit:
             self.forget()
 
     def _note_modules(self) -> None:
-        code = CodeInside(self.module)
-        self.is_compiled = code.is_compiled or code.is_scripted
+        has_compiled, has_scripted = code_inside(self.module)
+        self.is_compiled = has_compiled or has_scripted
         """Whether a mode that sees operators would change what it runs."""
         self.devices = accelerators_of(self.module)
         """Where its weights are; on a CPU none."""
-        if code.is_scripted:
+        if has_scripted:
             self.keep(SCRIPTED)
 
     def forget(self) -> None:

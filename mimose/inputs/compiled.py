@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from types import CodeType, FunctionType
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -127,8 +127,8 @@ def unwrapped(module: nn.Module) -> nn.Module:
     return module
 
 
-class CodeInside:
-    """Whether a layer runs compiled or scripted code, as far as its code names it.
+def code_inside(root: nn.Module) -> tuple[bool, bool]:
+    """Return whether a layer runs compiled, and whether scripted code, by its names.
 
     Looked at are the modules inside, their attributes, and the functions that their
     classes' methods name among globals and closures, and so on. What a forward finds
@@ -136,39 +136,32 @@ class CodeInside:
 
     Args:
         root: The layer.
-
-    Attributes:
-        is_compiled: Whether `torch.compile` made a part of it.
-        is_scripted: Whether TorchScript did.
     """
-
-    def __init__(self, root: nn.Module) -> None:
-        self.is_compiled = is_compiled(root)
-        self.is_scripted = False
-        left: list[object] = list(root.modules())
-        seen: set[int] = set()
-        while left:
-            value = left.pop()
-            if id(value) in seen:
-                continue
-            seen.add(id(value))
-            if isinstance(value, SCRIPTED_TYPES):
-                self.is_scripted = True
-            elif isinstance(value, nn.Module):
-                left += [v for v in vars(value).values() if callable(v)]
-                left += [
-                    vars(cls)[name]
-                    for cls in type(value).__mro__
-                    if not _is_from_torch(cls.__module__)
-                    for name in vars(cls)
-                ]
-            elif isinstance(value, (staticmethod, classmethod)):
-                left.append(value.__func__)
-            elif isinstance(value, FunctionType):
-                own = vars(value)
-                if COMPILED_FROM in own and NOT_COMPILED not in own:
-                    self.is_compiled = True
-                left += _named_by(value)
+    has_compiled, has_scripted = is_compiled(root), False
+    left: list[object] = list(root.modules())
+    seen: set[int] = set()
+    while left:
+        value = left.pop()
+        if id(value) in seen:
+            continue
+        seen.add(id(value))
+        if isinstance(value, SCRIPTED_TYPES):
+            has_scripted = True
+        elif isinstance(value, nn.Module):
+            left += [v for v in vars(value).values() if callable(v)]
+            left += [
+                vars(cls)[name]
+                for cls in type(value).__mro__
+                if not _is_from_torch(cls.__module__)
+                for name in vars(cls)
+            ]
+        elif isinstance(value, (staticmethod, classmethod)):
+            left.append(value.__func__)
+        elif isinstance(value, FunctionType):
+            own = vars(value)
+            has_compiled |= COMPILED_FROM in own and NOT_COMPILED not in own
+            left += _named_by(value)
+    return has_compiled, has_scripted
 
 
 def _named_by(function: FunctionType) -> list[object]:
@@ -208,7 +201,12 @@ def code_in_graph(output: object, began: int) -> tuple[bool, bool]:
     )
 
 
-class OneGraph(contextlib.AbstractContextManager[None]):
+_n_one_graph = 0
+"""How often `one_graph` is entered just now."""
+
+
+@contextlib.contextmanager
+def one_graph() -> Iterator[None]:
     """While entered, a call that several graphs would serve gets the same each time.
 
     Otherwise the one used last comes first, and a recomputation may find another than
@@ -216,19 +214,14 @@ class OneGraph(contextlib.AbstractContextManager[None]):
     process. Where a graph for one size and one for all sizes serve a call, another may
     run than without: with inductor the last bits of a loss can differ by that.
     """
-
-    _n_entered: ClassVar[int] = 0
-
-    def __enter__(self) -> None:
-        self._add(1)
-
-    def __exit__(self, *_: object) -> None:
-        self._add(-1)
-
-    @classmethod
-    def _add(cls, n: int) -> None:
-        cls._n_entered += n
-        set_graphs_by_use(cls._n_entered == 0)
+    global _n_one_graph
+    _n_one_graph += 1
+    set_graphs_by_use(False)
+    try:
+        yield
+    finally:
+        _n_one_graph -= 1
+        set_graphs_by_use(_n_one_graph == 0)
 
 
 @contextlib.contextmanager

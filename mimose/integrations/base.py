@@ -14,7 +14,7 @@ from mimose.arguments import layers_of
 from mimose.budget import Budget
 from mimose.exceptions import StateMismatchError
 from mimose.report.metrics import MetricsReader
-from mimose.runtime.retry import Repeats
+from mimose.runtime.retry import Attempts
 from mimose.session import Session, attach
 
 _log = logging.getLogger(__name__)
@@ -60,12 +60,15 @@ class SessionCallback:
         """Leave the session out."""
         return {**self.__dict__, **dict.fromkeys(self._not_copied)}
 
-    @property
-    def repeats(self) -> Repeats | None:
-        """What knows whether a failed step may be run again; None if not attached."""
+    def begin_attempts(self, *, is_new: bool = False) -> Attempts | None:
+        """Begin the attempts at a step, each run again if it fails; None: not attached.
+
+        Args:
+            is_new: Whether the session was made in the midst of the step.
+        """
         if self.session is None or self._attached_to is None:
             return None
-        return self.session.repeats
+        return self.session.attempts(is_new=is_new)
 
     def _attach(
         self, model: nn.Module, layers: Any, saved: Mapping[str, Any] | None = None

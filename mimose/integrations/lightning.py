@@ -41,7 +41,7 @@ from mimose.inputs.compiled import WHY_NOT_WHOLE
 from mimose.inputs.layers import find_units
 from mimose.inputs.patch import Patch
 from mimose.integrations.base import SessionCallback
-from mimose.runtime.retry import Repeats, TrainersStep
+from mimose.runtime.retry import Attempts, TrainersStep
 
 _log = logging.getLogger(__name__)
 
@@ -108,7 +108,7 @@ class MimoseCallback(SessionCallback, _Base):
             first step.
     """
 
-    _not_copied = (*SessionCallback._not_copied, "_scouts", "_closures")
+    _not_copied = (*SessionCallback._not_copied, "_scouts", "_undo_repeats")
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class MimoseCallback(SessionCallback, _Base):
         self._name = module
         self._scouts: list[_Scout] | None = None
         """On the modules that may be the root, until it is found."""
-        self._closures: _RepeatedClosures | None = None
+        self._undo_repeats: Callable[[], object] | None = None
         self._has_warned = False
 
     # ------------------------------------------------------------------ events
@@ -160,7 +160,8 @@ class MimoseCallback(SessionCallback, _Base):
         self._scouts = [_Scout(each, self._found, layers) for each in roots]
         own = [each for each in trainer.callbacks if isinstance(each, MimoseCallback)]
         if trainer.world_size == 1 and len(own) <= 1:
-            self._closures = _RepeatedClosures(trainer, pl_module, self)
+            begin = self.begin_attempts
+            self._undo_repeats = _repeat_closures(trainer, pl_module, begin)
 
     def _found(self, root: nn.Module, layers: Any) -> None:
         self._stop_scouts()
@@ -208,9 +209,9 @@ class MimoseCallback(SessionCallback, _Base):
         """Give the module back as it was; `session` can still be read."""
         self._stop_scouts()
         super().detach()
-        if self._closures is not None:
-            self._closures.remove()
-            self._closures = None
+        if self._undo_repeats is not None:
+            self._undo_repeats()
+            self._undo_repeats = None
 
     def _stop_scouts(self) -> None:
         for scout in reversed(self._scouts or []):
@@ -302,27 +303,25 @@ _MAKES = "_make_closure"
 Lightning's would be run again."""
 
 
-class _RepeatedClosures:
-    """Lets a trainer's closures run again: see Note: [The closure]."""
+def _repeat_closures(
+    trainer: Any, module: nn.Module, begin: Callable[..., Attempts | None]
+) -> Callable[[], object]:
+    """Let a trainer's closures run again: see Note: [The closure].
 
-    def __init__(
-        self, trainer: Any, module: nn.Module, callback: MimoseCallback
-    ) -> None:
-        self._module = module
-        self._callback = callback
-        self._loop: Any = trainer.fit_loop.epoch_loop.automatic_optimization
-        self._make: Any = getattr(self._loop, _MAKES, None)
-        if self._make is not None:
-            setattr(self._loop, _MAKES, self._made)
+    Returns:
+        What gives the trainer back as it was.
+    """
+    loop: Any = trainer.fit_loop.epoch_loop.automatic_optimization
+    make: Any = getattr(loop, _MAKES, None)
 
-    def remove(self) -> None:
-        """Give the trainer back as it was."""
-        vars(self._loop).pop(_MAKES, None)
+    def made(*args: Any, **kwargs: Any) -> Any:
+        closure = make(*args, **kwargs)
+        closure.closure = _Repeated(closure, module, begin)
+        return closure
 
-    def _made(self, *args: Any, **kwargs: Any) -> Any:
-        made = self._make(*args, **kwargs)
-        made.closure = _Repeated(made, self._module, lambda: self._callback.repeats)
-        return made
+    if make is not None:
+        setattr(loop, _MAKES, made)
+    return lambda: vars(loop).pop(_MAKES, None)
 
 
 class _Repeated:
@@ -331,16 +330,16 @@ class _Repeated:
     Args:
         made: The closure.
         module: The LightningModule.
-        repeats: Returns the session's.
+        begin: Begins the session's attempts at a step.
     """
 
     def __init__(
-        self, made: Any, module: nn.Module, repeats: Callable[[], Repeats | None]
+        self, made: Any, module: nn.Module, begin: Callable[..., Attempts | None]
     ) -> None:
         self._made = weakref.ref(made)  # in a cycle it would hold the batch
         self._step_fn, self._zero_grad_fn = made._step_fn, made._zero_grad_fn
         self._module: Any = module
-        self._repeats = repeats
+        self._begin = begin
         self._step: Any = None
         made._step_fn = self._train
         if self._zero_grad_fn is not None:
@@ -349,7 +348,7 @@ class _Repeated:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         made: Any = self._made()
         run = type(made).closure
-        self._step = TrainersStep(self._module, self._repeats)
+        self._step = TrainersStep(self._module, self._begin)
         return self._step.run(lambda: run(made, *args, **kwargs))
 
     def _train(self) -> Any:

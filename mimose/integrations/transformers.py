@@ -308,10 +308,11 @@ class _Step(_Guarded):
     def __call__(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
         trainer: Any = self._trainer()
         kind = getattr(trainer.accelerator, "distributed_type", None)
-        attached = [each.repeats for each in self._callbacks if each.repeats]
+        begins = [each.begin_attempts for each in self._callbacks]
+        attached = [begin for begin in begins if begin() is not None]
         if len(attached) != 1 or kind != DistributedType.NO:
             return self._method(model, inputs, *args, **kwargs)
-        step = TrainersStep(model, lambda: attached[0])
+        step = TrainersStep(model, attached[0])
         step.note_gradients()
         given = [copy.copy(inputs)]  # a step may take out of it what it has used
 

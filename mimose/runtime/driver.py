@@ -21,7 +21,7 @@ from mimose.inputs.sharding import after_hooks, is_sharded
 from mimose.memory.out_of_memory import asked_bytes
 from mimose.policy import SEVERAL_BACKWARDS, Decision
 from mimose.runtime.loss_choice import LossChoice
-from mimose.runtime.retry import Retry, release_memory
+from mimose.runtime.retry import may_run_again, release_memory, rewind
 from mimose.runtime.step import Step, Window, is_in_backward
 from mimose.torch_private import (
     drop_saved_hooks,
@@ -90,6 +90,7 @@ class Driver:
         engine: The session's parts.
 
     Attributes:
+        model: The same.
         plans: Whether plans are made; a baseline does the same in every step.
         is_running: Whether a step's forward runs.
         last: What was planned last, with the names of its sizes.
@@ -99,12 +100,11 @@ class Driver:
     """
 
     def __init__(self, model: nn.Module, engine: Engine) -> None:
-        self._model = model
+        self.model = model
         self._engine = engine
         self._steps, self._calls = engine.steps, engine.calls
         self._footprint, self._meter = engine.footprint, engine.meter
         self._learner, self._policy = engine.learner, engine.policy
-        self._retry = Retry(model, engine)
         self._is_sharded = is_sharded(model)
         self._safest_once = False
         self._found_gradients = False, False
@@ -138,9 +138,9 @@ class Driver:
         with nullcontext() if ranks is None else ranks.telling():
             step = self._begin(args, kwargs)
         output, error = self._attempt(step, forward, args, kwargs)
-        while error is not None and self._retry.prepare(step, error, given):
+        while error is not None and may_run_again(self._engine, step, error, given):
             error = None  # its traceback pins the tensors of the failed forward
-            self._retry.rewind(step)
+            rewind(self._engine, step)
             if self.loss.losses:
                 self.loss.choose(kwargs, is_safest=True)
             self._raise_wall(step)
@@ -331,7 +331,7 @@ class Driver:
         if trace is not None:
             trace.mark("root_exit")
             if self._is_sharded:
-                after_hooks(self._model, trace.leave_hooks)
+                after_hooks(self.model, trace.leave_hooks)
         self._footprint.forward_ended()
         if self._engine.ahead.batch:
             self._engine.ahead.ran(step.facts)

@@ -29,7 +29,7 @@ from mimose.exactness.rollback import Rollback
 from mimose.exactness.side_effects import settle_flags
 from mimose.exactness.unit import Unit, note_shared_weights
 from mimose.exceptions import AlreadyAttachedError
-from mimose.inputs.compiled import OneGraph, refuse_compiled
+from mimose.inputs.compiled import one_graph, refuse_compiled
 from mimose.inputs.describe import Describer, SizeTable
 from mimose.inputs.kv_cache import WithoutCache, caching_modules, tell_of_cache
 from mimose.inputs.layers import UnitsSpec, find_units, refuse_other_checkpointing
@@ -290,8 +290,8 @@ class Engine:
         self.optimizers.start()
         self._undo.callback(self.optimizers.remove)
         if any(unit.is_compiled for unit in self.units):
-            self._undo.enter_context(OneGraph())
-        self.findings.on_compiled = lambda: self._undo.enter_context(OneGraph())
+            self._undo.enter_context(one_graph())
+        self.findings.on_compiled = lambda: self._undo.enter_context(one_graph())
         self._finalizer = weakref.finalize(model, self._undo.close)
         caching = caching_modules(model)
         if caching:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gc
 import logging
-import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
@@ -24,7 +23,7 @@ from mimose.distributed import (
     why_forward_waits,
     why_step_waits,
 )
-from mimose.exactness.side_effects import Given, RandomState, accelerators_of
+from mimose.exactness.side_effects import Given, accelerators_of, saved_random_state
 from mimose.exceptions import (
     LateChangeError,
     NotRecomputableError,
@@ -43,78 +42,70 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
-class Retry:
-    """Decides whether a forward that failed is run again, as the safest step.
+def may_run_again(
+    engine: Engine, step: Step, error: BaseException, given: Given
+) -> bool:
+    """Turn a step whose forward has failed into the safest one, if that can help.
+
+    A forward that has changed what the root was given cannot be run again.
 
     Args:
-        model: The root.
-        engine: Its session's parts.
+        engine: The session's parts.
+        step: Whose forward has failed.
+        error: What it raised.
+        given: What the root was called with.
+
+    Returns:
+        Whether the forward is to be run again; `rewind` then, with no reference to
+        the error left: its traceback pins the tensors of the failed forward.
     """
-
-    def __init__(self, model: nn.Module, engine: Engine) -> None:
-        self._model = model
-        self._engine = engine
-
-    def prepare(self, step: Step, error: BaseException, given: Given) -> bool:
-        """Turn a failed step into the safest one, if that can help.
-
-        A forward that has changed what the root was given cannot be run again.
-
-        Args:
-            step: Whose forward has failed.
-            error: What it raised.
-            given: What the root was called with.
-
-        Returns:
-            Whether the forward is to be run again; `rewind` then, with no reference to
-            the error left: its traceback pins the tensors of the failed forward.
-        """
-        engine = self._engine
-        runs_out = is_out_of_memory(error)
-        if runs_out:
-            engine.footprint.ran_out(asked_bytes(error))
-        elif isinstance(error, NotRecomputableError):
-            for index in error.units:
-                engine.units[index].keep(error.why)
-        elif isinstance(error, LateChangeError):
-            if not engine.rollback.covers(error.buffers):
-                engine.calls.forget_changes()  # others are likely to follow
-                return False
-        else:
+    runs_out = is_out_of_memory(error)
+    if runs_out:
+        engine.footprint.ran_out(asked_bytes(error))
+    elif isinstance(error, NotRecomputableError):
+        for index in error.units:
+            engine.units[index].keep(error.why)
+    elif isinstance(error, LateChangeError):
+        if not engine.rollback.covers(error.buffers):
+            engine.calls.forget_changes()  # others are likely to follow
             return False
-        why = why_forward_waits(self._model, engine.units)
-        if _others_wait(engine, error, f"the forward of step {step.number}", why):
-            return False
-        if runs_out and step.retries:
-            return False
-        if given.are_edited():
-            return False
-        _log.warning(
-            "mimose: the forward of step %d failed (%s, phase %s, shape %s) and is run "
-            "again with everything recomputed",
-            step.number,
-            type(error).__name__,
-            step.phase,
-            dict(step.shape),
-        )
-        engine.policy.distrust_plans()
-        step.run_again(f"run again after {type(error).__name__} in forward")
-        return True
+    else:
+        return False
+    why = why_forward_waits(engine.driver.model, engine.units)
+    if _others_wait(engine, error, f"the forward of step {step.number}", why):
+        return False
+    if runs_out and step.retries:
+        return False
+    if given.are_edited():
+        return False
+    _log.warning(
+        "mimose: the forward of step %d failed (%s, phase %s, shape %s) and is run "
+        "again with everything recomputed",
+        step.number,
+        type(error).__name__,
+        step.phase,
+        dict(step.shape),
+    )
+    engine.policy.distrust_plans()
+    step.run_again(f"run again after {type(error).__name__} in forward")
+    return True
 
-    def rewind(self, step: Step) -> None:
-        """Put the process back to where the forward began.
 
-        What autocast has cast, it keeps for the next forward inside of it. That is
-        older then than what uses it, and gradients would be added in another order.
-        Where an earlier forward of the window has filled the cache, it stays.
+def rewind(engine: Engine, step: Step) -> None:
+    """Put the process back to where a forward began.
 
-        Args:
-            step: Whose forward is to be run again.
-        """
-        release_memory(self._engine.device)
-        if not step.part:
-            torch.clear_autocast_cache()
-        self._engine.rollback.restore()
+    What autocast has cast, it keeps for the next forward inside of it. That is older
+    then than what uses it, and gradients would be added in another order. Where an
+    earlier forward of the window has filled the cache, it stays.
+
+    Args:
+        engine: The session's parts.
+        step: Whose forward is to be run again.
+    """
+    release_memory(engine.device)
+    if not step.part:
+        torch.clear_autocast_cache()
+    engine.rollback.restore()
 
 
 def _others_wait(engine: Engine, error: BaseException, what: str, why: str) -> bool:
@@ -133,66 +124,43 @@ def release_memory(device: torch.device) -> None:
         torch.accelerator.empty_cache()
 
 
-class Gradients:
-    """The gradients of a model as they are now, to be put back.
+def saved_gradients(model: nn.Module) -> Callable[[], None]:
+    """Save the gradients of a model as they are now.
 
     Where none are there yet (the window has just begun) this costs nothing; else it
     holds a copy of each.
 
     Args:
         model: The model.
+
+    Returns:
+        What puts them back; in place where they still are.
     """
+    grads = [
+        (p, None if p.grad is None else p.grad.detach().clone())
+        for p in own_parameters(model)
+        if p.requires_grad
+    ]
 
-    def __init__(self, model: nn.Module) -> None:
-        self._grads = [
-            (p, None if p.grad is None else p.grad.detach().clone())
-            for p in own_parameters(model)
-            if p.requires_grad
-        ]
-
-    def restore(self) -> None:
-        """Put the gradients back; in place where they still are."""
-        for parameter, grad in self._grads:
+    def restore() -> None:
+        for parameter, grad in grads:
             if grad is None or parameter.grad is None:
                 parameter.grad = grad
             else:
                 parameter.grad.detach_().copy_(grad)
 
-
-class Repeats:
-    """Decides whether a step that failed is run again.
-
-    Args:
-        model: The root.
-        engine: Its session's.
-    """
-
-    def __init__(self, model: nn.Module, engine: Engine) -> None:
-        self._model = weakref.ref(model)  # a session outlives it
-        self._engine = engine
-
-    def begin(self, *, is_new: bool = False) -> Attempts:
-        """Return what is asked when an attempt at the step to come has failed.
-
-        Args:
-            is_new: Whether the session was made in the midst of the step.
-        """
-        model = self._model()
-        assert model is not None
-        return Attempts(model, self._engine, is_new=is_new)
+    return restore
 
 
 class Attempts:
-    """The attempts at one step.
+    """The attempts at one step, each of which may fail and be run again.
 
     Args:
-        model: The root.
-        engine: Its session's.
+        engine: The session's parts.
         is_new: Whether the session was made in the midst of the step.
     """
 
-    def __init__(self, model: nn.Module, engine: Engine, *, is_new: bool) -> None:
-        self._model = model
+    def __init__(self, engine: Engine, *, is_new: bool = False) -> None:
         self._engine = engine
         self._n_kept = 0 if is_new else len(engine.findings.kept)
         self._n_begun = 0 if is_new else engine.steps.n_begun
@@ -211,7 +179,7 @@ class Attempts:
         """
         if not self._is_ours(error):
             return False
-        why = why_step_waits(self._model, self._engine.units)
+        why = why_step_waits(self._engine.driver.model, self._engine.units)
         if _others_wait(self._engine, error, "the step", why):
             return False
         n_kept, runs_out = len(self._engine.findings.kept), is_out_of_memory(error)
@@ -251,13 +219,13 @@ class TrainersStep:
 
     Args:
         model: What is trained.
-        repeats: Returns the session's, as soon as there is one.
+        begin: Begins the session's `Attempts`; returns None while there is no session.
     """
 
-    def __init__(self, model: nn.Module, repeats: Callable[[], Repeats | None]) -> None:
+    def __init__(self, model: nn.Module, begin: Callable[..., Attempts | None]) -> None:
         self._model = model
-        self._repeats = repeats
-        self._random = RandomState(accelerators_of(model))
+        self._begin = begin
+        self._restore_random = saved_random_state(accelerators_of(model))
         self._versions: list[int] | None = None
         """Of the weights; None where they had gradients."""
         self.n_failed = 0
@@ -278,16 +246,15 @@ class TrainersStep:
         Raises:
             RuntimeError: It failed in another way, or cannot be run again.
         """
-        found = self._repeats()
-        attempts = None if found is None else found.begin()
+        attempts = self._begin()
         while True:
             try:
                 return attempt()
             except RuntimeError as error:
-                found = self._repeats()
+                found = self._begin(is_new=True)
                 if found is None:
                     raise
-                attempts = attempts or found.begin(is_new=True)
+                attempts = attempts or found
                 weights = list(map(version, self._model.parameters()))
                 is_undoable = attempts.has_one_forward and self._versions == weights
                 if not (is_undoable and attempts.can_follow(error)):
@@ -295,6 +262,6 @@ class TrainersStep:
             self.n_failed += 1
             attempts.prepare()
             attempts.undo_forward()
-            self._random.restore()
+            self._restore_random()
             for weight in self._model.parameters():
                 weight.grad = None
