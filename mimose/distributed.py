@@ -94,7 +94,6 @@ def find_ranks(
     Raises:
         MimoseError: The ranks do not know of each other yet.
     """
-    global _side
     if agree is None:
         return None
     if agree != "auto":
@@ -105,11 +104,62 @@ def find_ranks(
     waiting = _waiting(names, modules) if n_ranks() > 1 else {}
     if not waiting:
         return None
+    return Ranks(_side_group(), frozenset(waiting), len(modules))
+
+
+def _side_group() -> Any:
+    global _side
     world = distributed.group.WORLD
     if _side is None or _side[0] is not world:
         timeout = group_timeout(world)
         _side = world, distributed.new_group(backend="gloo", timeout=timeout)
-    return Ranks(_side[1], frozenset(waiting), len(modules))
+    return _side[1]
+
+
+def waiting_group(model: nn.Module, ranks: Ranks | None) -> Any:
+    """Return the group of the ranks that have to run as many forwards as this one.
+
+    DDP's do not, but for the backward that reduces gradients.
+
+    Args:
+        model: The model.
+        ranks: Those that agree on plans.
+
+    Returns:
+        None where no other rank waits. All ranks have to call this at the same place.
+    """
+    if ranks is not None or n_ranks() < 2:
+        return None if ranks is None else ranks.group
+    is_waiting = any(map(is_sharded, model.modules())) or communicates(model)
+    return _side_group() if is_waiting else None
+
+
+def most_of_ranks(find: Callable[[], int], group: Any) -> int:
+    """Return the largest number of all ranks; an error on one is an error on all.
+
+    Args:
+        find: Returns this rank's own.
+        group: Of `waiting_group`.
+
+    Raises:
+        OtherRankError: Another rank has none. (Or `InfeasibleBudgetError`.)
+        Exception: What `find` raised.
+    """
+    own, error = 0, None
+    try:
+        own = find()
+    except Exception as failed:  # it is raised once the others know
+        error = failed
+    found: list[Any] = [None] * distributed.get_world_size(group)
+    with _answered():
+        told = None if error is None else _told(error)
+        distributed.all_gather_object(found, (own, told), group=group)
+    if error is not None:
+        raise error
+    for rank, (_, failure) in enumerate(found):
+        if failure:
+            _raise_other(distributed.get_global_rank(group, rank), failure)
+    return max(number for number, _ in found)
 
 
 class Ranks:
@@ -121,12 +171,13 @@ class Ranks:
         n_layers: How many layers there are.
 
     Attributes:
+        group: Theirs.
         waiting: The same.
     """
 
     def __init__(self, group: Any, waiting: frozenset[int], n_layers: int) -> None:
         self.waiting = waiting
-        self._group = group
+        self.group = group
         self._n_ranks = int(distributed.get_world_size(group))
         self._most_calls = max(_LEAST_CALLS, _CALLS_A_LAYER * n_layers)
         self._n_values = _N_HEAD
@@ -267,14 +318,14 @@ class Ranks:
         if is_error:
             told = self._gathered(None)
             rank = next(rank for rank, each in enumerate(told) if each)
-            _raise_other(distributed.get_global_rank(self._group, rank), told[rank])
+            _raise_other(distributed.get_global_rank(self.group, rank), told[rank])
         return found
 
     def _gathered(self, own: Any) -> list[Any]:
         """Return what each rank has to say."""
         with _answered():
             found: list[Any] = [None] * self._n_ranks
-            distributed.all_gather_object(found, own, group=self._group)
+            distributed.all_gather_object(found, own, group=self.group)
         return found
 
     def _reduced(self, values: Sequence[int]) -> list[int]:
@@ -284,7 +335,7 @@ class Ranks:
         began = time.perf_counter()
         with _answered():
             distributed.all_reduce(
-                vector, op=distributed.ReduceOp.MAX, group=self._group
+                vector, op=distributed.ReduceOp.MAX, group=self.group
             )
         self._seconds += time.perf_counter() - began
         self._n_exchanges += 1
@@ -451,9 +502,6 @@ def why_forward_waits(root: nn.Module, units: Sequence[Unit] = ()) -> str:
 def why_step_waits(root: nn.Module, units: Sequence[Unit] = ()) -> str:
     """Return why other ranks wait for a forward or a backward; "" if none does.
 
-    A wrapper around the model is looked for among all objects that live: nothing in
-    the model tells of it.
-
     Args:
         root: The model.
         units: Its layers.
@@ -461,12 +509,24 @@ def why_step_waits(root: nn.Module, units: Sequence[Unit] = ()) -> str:
     why = why_forward_waits(root, units)
     if why or n_ranks() < 2:
         return why
+    return "" if ddp_around(root) is None else f"a module around the model {_DDP}"
+
+
+def ddp_around(root: nn.Module) -> nn.parallel.DistributedDataParallel | None:
+    """Return the wrapper that reduces a model's gradients, if there is one.
+
+    It is looked for among all objects that live: nothing in the model tells of it.
+
+    Args:
+        root: The model.
+    """
     for thing in gc.get_objects():
         if issubclass(type(thing), nn.parallel.DistributedDataParallel):
             with contextlib.suppress(AttributeError):  # making it has failed
                 if any(module is root for module in thing.modules()):
-                    return f"a module around the model {_DDP}"
-    return ""
+                    wrapper: nn.parallel.DistributedDataParallel = thing
+                    return wrapper
+    return None
 
 
 _TOLD = "_mimose_told_alone"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from typing import Any, TypeVar
@@ -41,6 +41,7 @@ from mimose.inputs.sharding import (
     sharding,
 )
 from mimose.memory.meters import BasicMeter, Meter
+from mimose.micro_batches import Batch, Lengths, Loss, Splitter
 from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
 from mimose.predictors import Estimator, check_estimator
 from mimose.records import Summary
@@ -217,6 +218,7 @@ class Session:
         self._ahead = self._engine.ahead
         self._forecasts = Forecasts(self._engine)
         self.attempts = partial(Attempts, self._engine)
+        self._splitter = Splitter(self._engine, self._forecasts)
         try:
             self._engine.attach(model)
             self._is_attached = True
@@ -330,6 +332,67 @@ class Session:
             attempts.prepare()
             snapshot.restore()
             restore_gradients()
+
+    def micro_batches(
+        self, batch: Batch, *, lengths: Lengths = None, loss: Loss = "rows"
+    ) -> Iterator[tuple[Batch, float]]:
+        """Split a batch by rows into micro-batches that fit and take least time.
+
+        ::
+
+            for micro_batch, weight in session.micro_batches(batch, loss="tokens"):
+                (weight * model(**micro_batch).loss).backward()
+            optimizer.step()
+
+        Rows of like lengths come together, without the columns that are padding in all
+        of them. The sum of the weighted losses is the loss of the whole batch, and so
+        are the gradients, but for rounding and for dropout, which draws anew. Each row
+        comes once. Micro-batches are made as the loop asks for them: what is learned in
+        one serves the next. The first one of a session without knowledge is one row.
+
+        The loss has to be a mean over rows, over label tokens, or over what a function
+        counts. (One that is a sum needs no weight.) A loss that compares rows with each
+        other, as contrastive ones do, or an auxiliary one over the batch, as those that
+        balance experts, is no such mean, and its parts have other gradients.
+
+        Under `DistributedDataParallel` the numbers of micro-batches may differ by rank:
+        all but the last run under ``no_sync``, and the loop stays as it is. Where ranks
+        wait for each other's forwards (FSDP2, experts), all run as many: the smallest
+        comes again, with a weight of 0.
+
+        Args:
+            batch: Tensors, in a mapping, a tuple or a list, however nested. Dimension 0
+                is the rows. Lists with an item a row are split too; numbers, texts and
+                tensors with one row or none are handed on.
+            lengths: How many columns of each row count, from the left; or, where
+                several tensors have lengths of their own, that by the tensor's name.
+                None for what ``attention_mask`` and ``decoder_attention_mask`` say, and
+                labels of -100; a column that one of them counts is never cut. Tensors
+                with as many columns (dimension 1) are cut alike; what belongs to a
+                decoder (``decoder_…``, its ``labels``) by itself. Padding on the left
+                is cut where the batch has ``position_ids`` or positions are rotary.
+                To cut nothing, as for a model that padding changes, give the padded
+                length of each.
+            loss: ``"rows"`` for a mean over rows; ``"tokens"`` for one over
+                ``batch["labels"]`` that are not -100, without the first column where a
+                causal model of transformers shifts them (rows without a label are left
+                out); or a function of a batch that counts what the loss is a mean over,
+                which adds up over rows, such as
+                ``lambda part: (part["labels"][:, 1:] != -100).sum()``.
+
+        Returns:
+            An iterator of micro-batches, built as the batch is, and their weights.
+
+        Raises:
+            MimoseError: The session was detached; a layer of batch norm is in training
+                mode; or the model is shared by tensor parallelism.
+            TypeError: The batch is none of those above.
+            ValueError: Another argument is none of those above; a tensor has another
+                number of rows; or nothing counts.
+            InfeasibleBudgetError: While it is iterated over: no plan fits a row by
+                itself.
+        """
+        return self._splitter.split(self._refuse_detached(), batch, lengths, loss)
 
     def watch(self, loader: Iterable[_Batch]) -> Iterable[_Batch]:
         """Know the next batch's shape while a step runs, so that its plan is ready.
