@@ -159,7 +159,7 @@ def most_of_ranks(find: Callable[[], int], group: Any) -> int:
     for rank, (_, failure) in enumerate(found):
         if failure:
             _raise_other(distributed.get_global_rank(group, rank), failure)
-    return max(number for number, _ in found)
+    return max(int(number) for number, _ in found)
 
 
 class Ranks:

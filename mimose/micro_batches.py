@@ -152,8 +152,8 @@ def _n_rows(batch: Any, told: Mapping[str, Sequence[int]]) -> int:
     values: list[Any] = [batch]
     if not isinstance(batch, torch.Tensor):
         values = [*(batch.values() if isinstance(batch, Mapping) else batch)]
-    tensors = [v for v in values if isinstance(v, torch.Tensor) and v.dim()]
-    for value in tensors or [v for v in values if isinstance(v, (list, tuple))]:
+    sized: list[Any] = [v for v in values if isinstance(v, torch.Tensor) and v.dim()]
+    for value in sized or [v for v in values if isinstance(v, (list, tuple))]:
         return len(value)
     for value in values:
         if isinstance(value, Mapping):
@@ -711,7 +711,7 @@ def _load_of(n: int, widths: Sequence[int]) -> float:
 def _rounded(width: int, most: int) -> int:
     """Return a length's next among those that are asked for."""
     steps = math.ceil(_OCTAVE * math.log2(width) - 1e-9)
-    return min(most, math.ceil(2.0 ** (steps / _OCTAVE)))
+    return min(most, math.ceil(float(2.0 ** (steps / _OCTAVE))))
 
 
 def _sorted(spans: _Ints) -> _Ints:

@@ -1,0 +1,253 @@
+"""A batch in micro-batches: each row once, and the gradients of the whole."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+import transformers
+from torch import nn
+
+import mimose
+
+WORDS = 64
+LAYERS = {
+    "vocab_size": WORDS,
+    "hidden_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "intermediate_size": 64,
+}
+STILL = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+T5 = {"vocab_size": WORDS, "d_model": 32, "d_ff": 64, "d_kv": 16, "num_heads": 2}
+T5 |= {"num_layers": 2, "dropout_rate": 0.0, "decoder_start_token_id": 0}
+N_ROWS, COLUMNS = 13, 33
+
+
+class _Tokens(nn.Module):
+    """A causal model of transformers whose loss keeps the weights' precision."""
+
+    def __init__(self):
+        super().__init__()
+        config = transformers.LlamaConfig(**LAYERS, use_cache=False)
+        self.inner = transformers.LlamaForCausalLM(config)
+
+    def forward(self, labels, **inputs):
+        logits = self.inner(**inputs).logits[:, :-1].flatten(0, 1)
+        return F.cross_entropy(logits, labels[:, 1:].flatten())
+
+
+class _Layer(nn.Linear):
+    """Adds what it computes."""
+
+    def forward(self, x):
+        return x + torch.tanh(super().forward(x))
+
+
+class _Lengths(nn.Module):
+    """Takes its inputs by position, and knows what is padding by lengths."""
+
+    def __init__(self):
+        super().__init__()
+        self.embed = nn.Embedding(WORDS, 16)
+        self.layers = nn.ModuleList(_Layer(16, 16) for _ in range(3))
+
+    def forward(self, ids, lengths, target):
+        x = self.embed(ids)
+        for layer in self.layers:
+            x = layer(x)
+        counts = (torch.arange(ids.shape[1]) < lengths[:, None])[..., None]
+        return F.mse_loss((x * counts).sum(1), target)
+
+
+def _padded(seed, *, is_left=False):
+    """Make ids and their mask; some rows have one length, one has all columns."""
+    draw = np.random.default_rng(seed)
+    lengths = torch.from_numpy(draw.integers(4, COLUMNS - 5, N_ROWS))
+    lengths[[3, 8]] = torch.tensor([COLUMNS - 4, 5])
+    ids = torch.from_numpy(draw.integers(3, WORDS, (N_ROWS, COLUMNS)))
+    columns = torch.arange(COLUMNS)
+    start = (COLUMNS - lengths if is_left else 0 * lengths)[:, None]
+    mask = (columns >= start) & (columns < start + lengths[:, None])
+    return ids * mask, mask.long(), lengths
+
+
+def _encoder():
+    config = transformers.BertConfig(**LAYERS, **STILL)
+    ids, mask, _ = _padded(1)
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": ids[:, 0] % 2}
+    batch = transformers.BatchEncoding({**batch, "return_dict": True})
+    return transformers.BertForSequenceClassification(config), batch, {}
+
+
+def _causal(*, is_left=False):
+    ids, mask, _ = _padded(2, is_left=is_left)
+    labels = ids.masked_fill((mask == 0) | (ids % 3 == 0), -100)
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    if is_left:
+        batch["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0)
+        first = torch.arange(COLUMNS) == (mask == 0).sum(1)[:, None]
+        labels.masked_fill_(first, -100)  # else it is predicted from padding
+    count = lambda part: (part["labels"][:, 1:] != -100).sum()  # noqa: E731
+    return _Tokens(), batch, {"loss": count}
+
+
+def _seq2seq():
+    ids, mask, _ = _padded(3)
+    targets, seen, _ = _padded(4)
+    labels = targets.masked_fill(seen == 0, -100)
+    batch = {"input_ids": ids, "attention_mask": mask, "labels": labels}
+    model = transformers.T5ForConditionalGeneration(
+        transformers.T5Config(**T5, use_cache=False)
+    )
+    return model, batch, {"loss": "tokens"}
+
+
+def _by_position():
+    ids, _, lengths = _padded(5)
+    batch = ids, lengths, torch.rand(N_ROWS, 16, dtype=torch.float64)
+    return _Lengths(), batch, {"lengths": lengths.tolist()}
+
+
+CASES = {
+    "encoder, rows": _encoder,
+    "causal, counted": _causal,
+    "padded on the left": lambda: _causal(is_left=True),
+    "sources and targets": _seq2seq,
+    "by position": _by_position,
+}
+
+
+def _loss(model, batch):
+    named = hasattr(batch, "keys")
+    output = model(**batch) if named else model(*batch)
+    return output if isinstance(output, torch.Tensor) else output.loss
+
+
+def _as(batch, dtype):
+    """Return a batch with its floating tensors in another precision."""
+    if hasattr(batch, "keys"):
+        return batch
+    return tuple(t.to(dtype) if t.is_floating_point() else t for t in batch)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "most"), [(torch.float64, 1e-10), (torch.float32, 1e-5)], ids=str
+)
+@pytest.mark.parametrize("case", CASES)
+def test_gradients_are_those_of_the_whole(toys, case, dtype, most):
+    """While nothing is known, and then; of rows, tokens, pairs, either padding."""
+    torch.manual_seed(0)
+    model, batch, options = CASES[case]()
+    model, batch = model.to(dtype).train(), _as(batch, dtype)
+    whole = copy.deepcopy(model)
+    loss = _loss(whole, batch)
+    loss.backward()
+    layers = _Layer if case == "by position" else None
+    largest = max(p.grad.abs().max() for p in whole.parameters())
+    with mimose.attach(
+        model, "1TiB", layers=layers, meter=toys.BlindMeter()
+    ) as session:
+        for _ in range(3):
+            model.zero_grad()
+            total, sizes = 0.0, []
+            for part, weight in session.micro_batches(batch, **options):
+                weighted = weight * _loss(model, part)
+                weighted.backward()
+                total += float(weighted.detach())
+                first = part["input_ids"] if hasattr(part, "keys") else part[0]
+                sizes.append(tuple(first.shape))
+            assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
+            for own, other in zip(model.parameters(), whole.parameters(), strict=True):
+                is_zero = other.grad.abs().max() < 1e-12 * largest  # but for rounding
+                scale = largest if is_zero else other.grad.abs().max()
+                assert (own.grad - other.grad).abs().max() <= most * scale
+    assert N_ROWS == sum(n for n, _ in sizes)
+    assert 1 < len(sizes) < N_ROWS
+    assert max(columns for _, columns in sizes) == COLUMNS - 4
+
+
+def test_what_does_not_follow_rows_is_handed_on():
+    """Lists with an item a row are split; settings and what all rows share are not."""
+    model = nn.Sequential(_Layer(4, 4), _Layer(4, 4))
+    batch = {
+        "x": torch.arange(24.0).reshape(6, 4),
+        "nested": [{"y": torch.arange(6)}, torch.tensor(0.5)],
+        "names": ["a", "b", "c", "d", "e", "f"],
+        "boxes": [torch.full((i, 4), float(i)) for i in range(6)],
+        "shared": torch.ones(1, 4),
+        "flag": True,
+        "array": np.arange(12).reshape(6, 2),
+    }
+    seen = []
+    with mimose.attach(model, "1TiB", layers=_Layer) as session:
+        for part, weight in session.micro_batches(batch):
+            own = part["nested"][0]["y"].tolist()
+            assert torch.equal(part["x"], batch["x"][own])
+            assert part["names"] == [batch["names"][row] for row in own]
+            assert [len(box) for box in part["boxes"]] == own
+            assert part["array"].tolist() == batch["array"][own].tolist()
+            assert part["shared"] is batch["shared"]
+            assert part["flag"] is True
+            assert part["nested"][1] is batch["nested"][1]
+            assert weight == pytest.approx(len(own) / 6)
+            (weight * model(part["x"]).mean()).backward()
+            seen += own
+    assert sorted(seen) == list(range(6))
+
+
+def _refused(batch=None, model=None, **options):
+    model = model or nn.Sequential(_Layer(4, 4), _Layer(4, 4))
+    x = torch.ones(6, 4)
+    with mimose.attach(model, "1TiB", layers=_Layer) as session:
+        for part, _ in session.micro_batches({"x": x, **(batch or {})}, **options):
+            model(part["x"]).sum().backward()
+
+
+def _norm():
+    return nn.Sequential(_Layer(4, 4), nn.BatchNorm1d(4), _Layer(4, 4))
+
+
+@pytest.mark.parametrize(
+    ("error", "says", "arguments"),
+    [
+        (mimose.MimoseError, "^1: batch norm", {"model": _norm()}),
+        (ValueError, "w has 5 rows .* 6", {"batch": {"w": torch.ones(5)}}),
+        (ValueError, "6 integers from 0 to 4", {"lengths": [9] * 6}),
+        (ValueError, "6 integers from 0 to 4", {"lengths": [0.5] * 6}),
+        (ValueError, "no 'z'", {"lengths": {"z": [1] * 6}}),
+        (
+            ValueError,
+            "m has as many columns as x and y",
+            {
+                "batch": {"y": torch.ones(6, 4), "m": torch.ones(6, 4)},
+                "lengths": {"x": [1] * 6, "y": [2] * 6},
+            },
+        ),
+        (ValueError, "'rows', 'tokens'", {"loss": "mean"}),
+        (ValueError, "it has none", {"loss": "tokens"}),
+        (
+            ValueError,
+            "no label .* counts",
+            {"loss": "tokens", "batch": {"labels": torch.full((6, 4), -100)}},
+        ),
+        (ValueError, "adds up to . of that", {"loss": lambda part: 1.0}),
+        (ValueError, "is 0 of that", {"loss": lambda part: len(part["x"]) == 6}),
+    ],
+)
+def test_what_cannot_be_split_is_told(error, says, arguments):
+    """Batch norm, tensors and lengths that do not belong, losses that count nothing."""
+    with pytest.raises(error, match=says):
+        _refused(**arguments)
+
+
+def test_a_batch_is_a_container_of_tensors():
+    """An object of another kind would be handed on whole."""
+    model = nn.Sequential(_Layer(4, 4), _Layer(4, 4))
+    with mimose.attach(model, "1TiB", layers=_Layer) as session:
+        for batch in (7, {"flag": True}):
+            with pytest.raises(TypeError, match="batch"):
+                session.micro_batches(batch)
