@@ -565,7 +565,7 @@ class Splitter:
         times = _load_of(n, widths) / self._load if self._load else math.inf
         if n == 1 or times <= 1.0:
             return True
-        room = self._engine.budget_bytes - self._engine.meter.live_bytes()
+        room = self._engine.footprint.budget_bytes - self._engine.meter.live_bytes()
         return times <= _GROWTH and times * self._growth_bytes <= room
 
     def _note(self, rows: Rows, chosen: _Ints) -> None:
