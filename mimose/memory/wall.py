@@ -127,6 +127,9 @@ _log = logging.getLogger(__name__)
 
 _MOST_ASKED = 0.5
 """What asks for more of the budget at once fails for its own size."""
+_SEGMENT_BYTES = 20 * 2**20
+"""Taken from the device for a tensor of 1 to 10 MiB, and mapped at once where segments
+grow: the last one has to fit whole."""
 _EXPANDABLE_PRIOR = 1.08
 """The allowance for fragmentation at first, where segments grow."""
 
@@ -321,7 +324,7 @@ class ReservedFootprint(Footprint):
 
     def level_budget(self, start_bytes: float) -> float:
         """Return the requested bytes that keep the reserved ones within the limit."""
-        more = start_bytes - self._start.requested_bytes
+        more = start_bytes - self._start.requested_bytes + _SEGMENT_BYTES
         return start_bytes + max(0.0, self._room_bytes - more) / self._allowance.value
 
     @property

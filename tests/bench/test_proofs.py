@@ -18,6 +18,8 @@ from benchmarks.proofs import (
     models,
     plangap,
     prediction,
+    soak,
+    tight,
 )
 from benchmarks.proofs.__main__ import main
 from benchmarks.proofs.common import Answer, Bar, Settings
@@ -68,6 +70,8 @@ _SMALLEST = {
     "stepcost": {"rounds": 1, "steps": 2},
     "hard": {"pairs": 2, "cases": ["accumulation"]},
     "prediction": {"pairs": 2, "fine": False, "all": False},
+    "soak": {"steps": 40, "limit": False, "expandable": False},
+    "tight": {"steps": 4},
     "plangap": {"problems": 6},
 }
 _OF_TIME_AND_SIZE = (
@@ -88,11 +92,13 @@ def test_each_runs(sim, name, monkeypatch):
     )
     monkeypatch.setattr(proof, "_SPECS", {"gpt2": _GPT2}, raising=False)
     monkeypatch.setattr(prediction, "_LEAST_DEVICE_GROWTH_BYTES", 2**20)
+    monkeypatch.setattr(soak, "_N_SEEN", 6)
     monkeypatch.setattr(plangap, "_TIMED", 1)
     monkeypatch.setattr(plangap, "_SIZES", ((24, 6),))
     case = hard._CASES["accumulation"]._replace(spec=_GPT2)
     monkeypatch.setitem(hard._CASES, "accumulation", case)
     monkeypatch.setattr(prediction, "_LEAST_GROWTH_BYTES", 2**20)
+    monkeypatch.setattr(tight, "_SHARE", 0.34)
 
     where = "cpu" if name in ("stepcost", "hard") else "sim"
     sim.set_expandable_segments(True)  # segments of 20 MiB are coarse here
