@@ -87,7 +87,8 @@ class BudgetChecks:
         Raises:
             InfeasibleBudgetError: It cannot.
         """
-        if least_peak_bytes <= memory.budget_bytes + self._slack_bytes:
+        budget = float(self._engine.footprint.budget_bytes)  # gaps alone refuse nothing
+        if least_peak_bytes <= budget + self._slack_bytes:
             return
         sizes = ", ".join(f"{name} = {size}" for name, size in shape.items())
         advice = (
@@ -96,7 +97,7 @@ class BudgetChecks:
             f"{format_bytes(least_peak_bytes)}, or leave such batches out."
         )
         start = memory.start_bytes
-        self._raise(_too_large(memory.budget_bytes, least_peak_bytes, start, advice))
+        self._raise(_too_large(budget, least_peak_bytes, start, advice))
 
     def beyond_wall(
         self, least_peak_bytes: float, start_bytes: float
