@@ -3,6 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mimose.batch_sampler import BatchSampler as BatchSampler
     from mimose.bench.advise.command import advise as advise
     from mimose.exceptions import AdviceError as AdviceError
     from mimose.exceptions import AlreadyAttachedError as AlreadyAttachedError
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
     from mimose.session import attach as attach
 else:
     _HOME = {
+        "BatchSampler": "batch_sampler",
         "Forecast": "forecast",
         "Session": "session",
         "StepRecord": "records",

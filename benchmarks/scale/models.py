@@ -16,8 +16,6 @@ from mimose.bench.zoo import builder
 Sizes = tuple[int, ...]
 """Lengths of a batch; of two where sources and targets are drawn apart."""
 Batch = Mapping[str, Any]
-_SPREAD = 0.55
-"""Of the logarithms of lengths, as in text corpora."""
 _MIDDLE = 0.8
 """The median, as a share of the geometric middle of the shortest and the longest."""
 
@@ -37,13 +35,17 @@ class Workload:
     """Sizes in GiB."""
     dtype: str = "amp"
     """``amp``: float32 weights under autocast; else the weights' type."""
+    median: float | None = None
+    """Of lengths; None for `_MIDDLE` of each span's geometric middle."""
+    spread: float = 0.55
+    """Of the logarithms of lengths, as in text corpora."""
 
     def sizes(self, n: int, seed: int) -> Iterator[Sizes]:
         """Yield the lengths of batches: log-normal, and the longest three times."""
         rng = random.Random(seed)
         longest = set(rng.sample(range(n // 6, n), min(3, n)))
         for step in range(n):
-            drawn = tuple(_drawn(rng, *span) for span in self.spans)
+            drawn = tuple(self._drawn(rng, *span) for span in self.spans)
             yield self.longest if step in longest else drawn
 
     @property
@@ -51,13 +53,12 @@ class Workload:
         """The longest of each."""
         return tuple(high for _, high in self.spans)
 
-
-def _drawn(rng: random.Random, low: int, high: int) -> int:
-    middle = math.log(math.sqrt(low * high) * _MIDDLE)
-    while True:
-        length = math.exp(rng.gauss(middle, _SPREAD))
-        if low <= length <= high:
-            return math.ceil(length)
+    def _drawn(self, rng: random.Random, low: int, high: int) -> int:
+        median = self.median or math.sqrt(low * high) * _MIDDLE
+        while True:
+            length = math.exp(rng.gauss(math.log(median), self.spread))
+            if low <= length <= high:
+                return math.ceil(length)
 
 
 def _ids(*shape: int) -> torch.Tensor:

@@ -25,7 +25,7 @@ from benchmarks.sim.hollow import Clock
 from mimose.bench.grid.strategies import Oracle
 from mimose.planners import Pattern, make_planner
 
-_GIB = 2**30
+GIB = 2**30
 STRATEGIES: Mapping[str, str] = {
     "plain": "keep everything",
     "hf": "transformers' own checkpointing",
@@ -35,7 +35,7 @@ STRATEGIES: Mapping[str, str] = {
     "fine": "mimose, all exact actions",
     "oracle": "the exact optimum of whole layers, told everything",
 }
-_BUDGET = 0.95
+BUDGET = 0.95
 """The share of the card that strategies which plan are given."""
 _MARGIN = 0.99
 """The share of the headroom that a plan told everything may fill."""
@@ -72,7 +72,7 @@ class _Hollow:
 
     def limit(self, gib: float) -> None:
         """Be of a size."""
-        self._sim.set_total_memory(int(gib * _GIB))
+        self._sim.set_total_memory(int(gib * GIB))
 
     def clock(self) -> Clock:
         """Return the card's own time."""
@@ -85,13 +85,13 @@ class _Real:
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self._total = torch.cuda.get_device_properties(0).total_memory
-        self.most_gib = int(0.9 * self._total / _GIB)
+        self.most_gib = int(0.9 * self._total / GIB)
         self.limit(task["gib"])
         self.stats: Callable[[], Mapping[str, int]] = torch.cuda.memory_stats
 
     def limit(self, gib: float) -> None:
         """Be of a size, or whole."""
-        share = gib * _GIB / self._total
+        share = gib * GIB / self._total
         torch.cuda.set_per_process_memory_fraction(min(1.0, share))
 
     def clock(self) -> Clock:
@@ -101,7 +101,9 @@ class _Real:
 
 
 @dataclass
-class _Run:
+class Run:
+    """A model on a card, and the loop that trains it."""
+
     workload: Workload
     device: str
     card: _Hollow | _Real
@@ -109,10 +111,15 @@ class _Run:
     optimizer: torch.optim.Optimizer
     steps: list[_Step] = field(default_factory=list)
 
-    def train(self, sizes: Sizes) -> None:
-        """Run one step of the loop that a user writes."""
+    def train(self, sizes: Sizes, rows: int | None = None) -> None:
+        """Run one step of the loop that a user writes.
+
+        Args:
+            sizes: Lengths of the batch.
+            rows: Its samples; None for the workload's.
+        """
         with torch.device(self.device):
-            batch = self.workload.batch(self.workload.rows, sizes)
+            batch = self.workload.batch(rows or self.workload.rows, sizes)
         is_amp = self.workload.dtype == "amp"
         with torch.autocast(self.device, torch.bfloat16, enabled=is_amp):
             loss = self.model(**batch).loss
@@ -155,7 +162,7 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             ``options``, further arguments of `mimose.attach`.
     """
     warnings.filterwarnings("ignore")
-    run = _built(task)
+    run = build(WORKLOADS[task["workload"]], task)
     all_sizes = list(run.workload.sizes(task["steps"], task["seed"]))
     strategy = task["strategy"]
     with _applied(strategy, run, all_sizes, task) as session:
@@ -167,29 +174,34 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield {**_told(run), **(_told_by(session) if session else {})}
 
 
-def _built(task: Mapping[str, Any]) -> _Run:
+def build(workload: Workload, task: Mapping[str, Any]) -> Run:
+    """Return a workload's model on a card, and its optimizer.
+
+    Args:
+        workload: What is trained.
+        task: ``device``, ``gib`` and ``card``, as for `work`.
+    """
     device = task["device"]
     card = _Hollow(task) if device == "sim" else _Real(task)
-    workload = WORKLOADS[task["workload"]]
     dtype = torch.float32 if workload.dtype == "amp" else getattr(torch, workload.dtype)
     torch.set_default_dtype(dtype)
     with torch.device(device):
         model = workload.build().to(dtype).train()
     torch.set_default_dtype(torch.float32)
     trained = (weight for weight in model.parameters() if weight.requires_grad)
-    return _Run(workload, device, card, model, torch.optim.AdamW(trained))
+    return Run(workload, device, card, model, torch.optim.AdamW(trained))
 
 
 @contextlib.contextmanager
 def _applied(
-    strategy: str, run: _Run, all_sizes: list[Sizes], task: Mapping[str, Any]
+    strategy: str, run: Run, all_sizes: list[Sizes], task: Mapping[str, Any]
 ) -> Iterator[mimose.Session | None]:
     if strategy == "hf":
         run.model.gradient_checkpointing_enable()  # type: ignore[operator]
     if strategy in ("plain", "hf"):
         yield None
         return
-    budget = int(_BUDGET * task["gib"] * _GIB)
+    budget = int(BUDGET * task["gib"] * GIB)
     known: Mapping[str, Any] | None = None
     planner: Any = "full" if strategy == "full" else "auto"
     if strategy in ("static", "oracle"):
@@ -206,7 +218,7 @@ def _applied(
 
 
 def _learned(
-    run: _Run, all_sizes: list[Sizes], gib: int, budget: int
+    run: Run, all_sizes: list[Sizes], gib: int, budget: int
 ) -> tuple[Mapping[str, Any], Pattern]:
     """Let a session learn sizes of the whole run, on a card that holds any.
 
@@ -217,7 +229,7 @@ def _learned(
     every = max(1, len(known) // _TAUGHT)
     most = run.card.most_gib
     run.card.limit(most)
-    with mimose.attach(run.model, most * _GIB, wall=False) as teacher:
+    with mimose.attach(run.model, most * GIB, wall=False) as teacher:
         for sizes in [*known[::every], run.workload.longest] * 2:
             run.train(sizes)
         learned = teacher.state_dict()
@@ -230,7 +242,7 @@ def _learned(
     return learned, Pattern("static", plan.actions)
 
 
-def _told(run: _Run) -> dict[str, Any]:
+def _told(run: Run) -> dict[str, Any]:
     """Return what the card tells of the run; means are over the steps that fitted."""
     steps = [s for s in run.steps[_FIRST:] if not (s.is_oom or s.is_infeasible)]
 

@@ -1,0 +1,198 @@
+"""Batches whose rows follow their lengths: epochs, ranks, resuming, and growing."""
+
+import json
+
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("hypothesis")
+
+from hypothesis import given, settings  # noqa: E402 (behind importorskip)
+from hypothesis import strategies as st  # noqa: E402
+
+import mimose  # noqa: E402
+
+_LENGTHS = st.lists(st.integers(1, 300), min_size=4, max_size=120)
+_LIMITS = st.fixed_dictionaries(
+    {
+        "max_rows": st.none() | st.integers(1, 9),
+        "max_tokens": st.none() | st.integers(1, 900),
+        "shuffle": st.booleans(),
+        "seed": st.integers(0, 3),
+    }
+)
+
+
+def _of_ranks(lengths, n_ranks, **options):
+    return [
+        mimose.BatchSampler(lengths, rank=rank, world_size=n_ranks, **options)
+        for rank in range(n_ranks)
+    ]
+
+
+@settings(deadline=None, max_examples=30)
+@given(_LENGTHS, _LIMITS)
+def test_an_epoch_has_each_sample_once(lengths, limits):
+    """Within the limits, ``len`` batches, and so in the next epoch as well."""
+    sampler = mimose.BatchSampler(lengths, **limits)
+    for _ in range(2):
+        n_batches, batches = len(sampler), list(sampler)
+        assert n_batches == len(batches) == sampler.n_drawn
+        assert list(range(len(lengths))) == sorted(
+            at for batch in batches for at in batch
+        )
+        for batch in batches:
+            assert len(batch) <= (limits["max_rows"] or len(batch))
+            tokens = len(batch) * max(lengths[at] for at in batch)
+            assert len(batch) == 1 or tokens <= (limits["max_tokens"] or tokens)
+
+
+@settings(deadline=None, max_examples=30)
+@given(_LENGTHS, _LIMITS, st.integers(2, 4), st.booleans())
+def test_ranks_share_an_epoch(lengths, limits, n_ranks, drop_last):
+    """All have as many batches; a sample is drawn twice only where all have one row."""
+    limits["drop_last"] = drop_last
+    shares = [list(s) for s in _of_ranks(lengths, n_ranks, **limits)]
+    assert 1 == len({len(share) for share in shares})
+    drawn = sorted(at for share in shares for batch in share for at in batch)
+    if drop_last:
+        assert len(set(drawn)) == len(drawn)
+    else:
+        assert set(range(len(lengths))) == set(drawn)
+        has_rows = any(len(batch) > 1 for share in shares for batch in share)
+        assert len(drawn) == len(lengths) or not has_rows
+        assert len(drawn) < len(lengths) + n_ranks
+
+
+@settings(deadline=None, max_examples=30)
+@given(_LENGTHS, _LIMITS, st.data())
+def test_an_epoch_goes_on_where_it_was_trained_to(lengths, limits, data):
+    """By a state out of JSON; what was drawn and not trained comes again."""
+    sampler, *_ = _of_ranks(lengths, 2, **limits)
+    sampler.set_epoch(3)
+    batches = list(sampler)
+    n_drawn = data.draw(st.integers(0, len(batches)))
+    n_trained = data.draw(st.integers(0, n_drawn))
+    sampler.set_epoch(0)
+    sampler.set_epoch(3)
+    drawing = iter(sampler)
+    for _ in range(n_drawn):
+        next(drawing)
+    state = json.loads(json.dumps(sampler.state_dict(n_trained)))
+    resumed, *_ = _of_ranks(lengths, 2, **limits)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(3)
+    assert n_trained == resumed.n_drawn
+    if n_trained < len(batches):
+        assert batches[n_trained:] == list(resumed)
+    sampler.set_epoch(4)
+    assert list(sampler) == list(resumed)
+
+
+def test_batches_are_of_like_lengths_in_random_order():
+    """At most 2% of the tokens are padding, of pairs 5% of the first; orders differ."""
+    draw = torch.Generator().manual_seed(0)
+    logs = torch.randn(2, 6000, generator=draw)
+    sources = (200 * torch.exp(0.5 * logs[0])).long().clamp(32, 1024).tolist()
+    targets = (60 * torch.exp(0.5 * logs[1])).long().clamp(8, 256).tolist()
+    sampler = mimose.BatchSampler(sources, max_tokens=8192)
+    first, second = list(sampler), list(sampler)
+    assert _padding(first, sources) < 0.02
+    assert first != second
+    heads = [max(sources[at] for at in batch) for batch in first]
+    assert sorted(heads) != heads != sorted(heads, reverse=True)
+    pairs = {"input_ids.1": sources, "labels.1": targets}
+    batches = list(mimose.BatchSampler(pairs, max_tokens=8192))
+    assert _padding(batches, sources) < 0.05
+    in_order = list(mimose.BatchSampler(sources, shuffle=False))
+    assert max(sources) == sources[in_order[0][0]]
+    assert min(sources) == sources[in_order[-1][-1]]
+
+
+def _padding(batches, lengths):
+    held = sum(len(batch) * max(lengths[at] for at in batch) for batch in batches)
+    return 1.0 - sum(lengths) / held
+
+
+def test_what_cannot_be_drawn_from_is_an_error():
+    """Lengths, limits and ranks are looked at at once, states as they are loaded."""
+    for lengths in ([], [[1, 2]], [1.5], [3, 0]):
+        with pytest.raises(ValueError, match="lengths"):
+            mimose.BatchSampler(lengths)
+    for options in ({"max_rows": 0}, {"rank": 2, "world_size": 2}, {"world_size": 9}):
+        with pytest.raises(ValueError):
+            mimose.BatchSampler([1, 2, 3], **options)
+    other = mimose.BatchSampler([1, 2, 3, 4]).state_dict()
+    with pytest.raises(mimose.StateMismatchError, match="samples"):
+        mimose.BatchSampler([1, 2, 3]).load_state_dict(other)
+    alone, *shared = _of_ranks([5, 6], 1) + _of_ranks([5, 6], 2)
+    assert not hasattr(alone, "batch_size")
+    with pytest.raises(mimose.MimoseError, match="prepare"):
+        _ = shared[0].batch_size
+
+
+# ------------------------------------------------------------------ with a session
+
+
+class _Texts(torch.utils.data.Dataset):
+    """Token ids of given lengths."""
+
+    def __init__(self, lengths):
+        self._lengths = lengths
+
+    def __len__(self):
+        return len(self._lengths)
+
+    def __getitem__(self, at):
+        return torch.full((self._lengths[at],), 7), at
+
+
+def _together(samples):
+    texts, places = zip(*samples, strict=True)
+    ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
+    return ids, list(places)
+
+
+@pytest.mark.sim
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_rows_grow_until_the_budget_is_used(n_workers):
+    """From few rows to many, every sample once, nothing over and out of memory."""
+    from mimose.bench.zoo import ZOO
+
+    pytest.importorskip("transformers")
+    draw = torch.Generator().manual_seed(1)
+    logs = torch.randn(900, generator=draw)
+    lengths = (40 * torch.exp(0.5 * logs)).long().clamp(16, 128).tolist()
+    torch.manual_seed(0)
+    model = ZOO["bert"].build().to("sim")
+    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+    with mimose.attach(model, "220MiB") as session:
+        sampler = mimose.BatchSampler(lengths, session, seed=1)
+        loader = torch.utils.data.DataLoader(
+            _Texts(lengths),
+            batch_sampler=sampler,
+            collate_fn=_together,
+            num_workers=n_workers,
+        )
+        seen, rows = [], []
+        for ids, places in loader:
+            ids = ids.to("sim")
+            labels = torch.zeros(len(ids), dtype=torch.long, device="sim")
+            model(
+                input_ids=ids, attention_mask=torch.ones_like(ids), labels=labels
+            ).loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            seen += places
+            rows.append(len(places))
+        summary = session.summary()
+        state = session.state_dict()
+    assert list(range(len(lengths))) == sorted(seen)
+    assert max(rows[:4]) <= 8
+    assert max(rows) > 16
+    assert (0, 0) == (summary.steps_over, summary.retries)
+    with mimose.attach(model, "220MiB") as session:  # one that knows begins full
+        session.load_state_dict(state)
+        full = mimose.BatchSampler(lengths, session, seed=1)
+        assert len(full) < 0.8 * len(rows)
+        assert len(next(iter(full))) > 8
