@@ -116,25 +116,43 @@ class Slot(NamedTuple):
 # ------------------------------------------------------------------ the graph
 
 
-class Nodes:
-    """The nodes of one call, by position: Note: [Positions].
+class Ran:
+    """A call of a layer that has just run, nothing dropped yet.
 
     Args:
-        outputs: What the layer returned that has a graph.
-        inputs: The tensors that it was given.
+        module: The layer.
+        given: The tensors that it was given, each with its path among the arguments.
+        outputs: What it returned that has a graph.
+        edited: Those of the inputs, by number, that were changed in place meanwhile.
         began: The sequence number when it was entered: older nodes are not its own.
 
     Raises:
-        LookupError: There are too many.
+        LookupError: It has too many nodes.
+
+    Attributes:
+        module: The same.
+        inputs: The tensors that it was given.
+        outputs: The same.
+        nodes: Its nodes, by position: Note: [Positions].
+        kinds: Theirs.
+        edges: By node, where its operator's operands come from.
     """
 
     def __init__(
-        self, outputs: Several[torch.Tensor], inputs: Several[torch.Tensor], began: int
+        self,
+        module: nn.Module,
+        given: Several[tuple[str, torch.Tensor]],
+        outputs: Several[torch.Tensor],
+        edited: tuple[int, ...],
+        began: int,
     ) -> None:
-        self._inputs: dict[tuple[Any, int], int] = {}
-        for number, tensor in enumerate(inputs):
+        self.module, self.outputs, self._edited = module, outputs, edited
+        self.inputs = [tensor for _, tensor in given]
+        self._paths = tuple(path for path, _ in given)
+        self._input_of: dict[tuple[Any, int], int] = {}
+        for number, tensor in enumerate(self.inputs):
             if tensor.requires_grad and tensor.grad_fn is not None:
-                self._inputs.setdefault((tensor.grad_fn, tensor.output_nr), number)
+                self._input_of.setdefault((tensor.grad_fn, tensor.output_nr), number)
         self.nodes: list[Any] = []
         self.kinds: list[str] = []
         self._number: dict[Any, int] = {}
@@ -149,7 +167,7 @@ class Nodes:
 
     def _edges_of(self, node: Any, began: int) -> tuple[Edge, ...]:
         edges: list[Edge] = []
-        number, inputs = self._number, self._inputs
+        number, inputs = self._number, self._input_of
         for following in node.next_functions:
             behind, output = following
             if behind is None:
@@ -190,6 +208,11 @@ class Nodes:
             return frozen
         return None
 
+    def signature(self) -> tuple[object, ...]:
+        """Return what must be equal for positions to mean the same."""
+        pairs = tuple(zip(self.kinds, self.edges, strict=True))
+        return type(self.module), pairs, self._edited, self._paths
+
 
 def _kind_of(node: Any) -> str:
     name: str = node.name()
@@ -198,26 +221,6 @@ def _kind_of(node: Any) -> str:
     if name == ACCUMULATE or (name in OPERATORS and name != _BATCH_NORM):
         _KINDS[type(node)] = name
     return name
-
-
-class Ran(NamedTuple):
-    """A call of a layer that has just run, nothing dropped yet."""
-
-    module: nn.Module
-    inputs: Several[torch.Tensor]
-    """The tensors that it was given."""
-    outputs: Several[torch.Tensor]
-    """Those returned that have a graph."""
-    nodes: Nodes
-    edited: tuple[int, ...]
-    """Those of the inputs, by number, that were changed in place meanwhile."""
-    paths: tuple[str, ...]
-    """Where the inputs were among the call's arguments."""
-
-    def signature(self) -> tuple[object, ...]:
-        """Return what must be equal for positions to mean the same."""
-        pairs = tuple(zip(self.nodes.kinds, self.nodes.edges, strict=True))
-        return type(self.module), pairs, self.edited, self.paths
 
 
 @dataclass(slots=True)
@@ -246,8 +249,8 @@ class Graph:
     """
 
     def __init__(self, ran: Ran) -> None:
-        self.nodes = ran.nodes
-        self.kinds = ran.nodes.kinds
+        self.ran = ran
+        self.kinds = ran.kinds
         self.slots: dict[Slot, torch.Tensor] = {}
         self.storages: dict[int, Saved] = {}
         self.slot_of: dict[Value, Slot] = {}
@@ -265,7 +268,7 @@ class Graph:
             storage.shown = self._shown(storage)
 
     def _saved_tensors(self) -> Iterator[tuple[Slot, torch.Tensor]]:
-        for number, node in enumerate(self.nodes.nodes):
+        for number, node in enumerate(self.ran.nodes):
             for name in saved_names(node):
                 handle = saved_handle(node, name)
                 if isinstance(handle, tuple) or handle.unpack_hook is not None:
@@ -279,7 +282,7 @@ class Graph:
         key = _key(tensor)
         storage = self.storages.setdefault(key, Saved(is_fixed=key in held))
         storage.slots.append(slot)
-        value = self.nodes.value_of(tensor) or self._cloned(slot)
+        value = self.ran.value_of(tensor) or self._cloned(slot)
         if value is not None:
             self.slot_of.setdefault(value, slot)
             storage.root = self._root(value)
@@ -303,7 +306,7 @@ class Graph:
         operator = OPERATORS.get(self.kinds[slot.node])
         for operand in (operator and operator.operands) or ():
             if operand.saved == slot.name and operand.edge is not None:
-                kind, number, output = self.nodes.edges[slot.node][operand.edge]
+                kind, number, output = self.ran.edges[slot.node][operand.edge]
                 if kind == "node" and self.kinds[number] != ACCUMULATE:
                     return Value(number, output)
         return None
@@ -312,7 +315,7 @@ class Graph:
         """Return the value whose storage this one lies in, behind all views."""
         operator = OPERATORS.get(self.kinds[value.node])
         while operator is not None and operator.is_view:
-            kind, number, output = self.nodes.edges[value.node][0]
+            kind, number, output = self.ran.edges[value.node][0]
             if kind != "node" or self.kinds[number] == ACCUMULATE:
                 break
             value = Value(number, output)
@@ -373,24 +376,24 @@ def looks(slots: Iterable[Slot], ran: Ran) -> tuple[object, ...] | None:
         sharing.setdefault(_key(tensor), len(sharing))
     found: list[object] = []
     for node, name in slots:
-        behind = ran.nodes.nodes[node]
+        behind = ran.nodes[node]
         if saved_handle(behind, name).unpack_hook is not None:
             return None
         tensor = saved_value(behind, name)
         if not isinstance(tensor, torch.Tensor):
             return None
         shared = sharing.setdefault(_key(tensor), len(sharing))
-        found.append((shared, *_look(tensor, ran.nodes)))
+        found.append((shared, *_look(tensor, ran)))
     return tuple(found)
 
 
-def _look(tensor: torch.Tensor, nodes: Nodes) -> tuple[object, ...]:
+def _look(tensor: torch.Tensor, ran: Ran) -> tuple[object, ...]:
     if tensor.layout != torch.strided:
         return (tensor.dtype, tensor.layout)
     # Weights and inputs are edited by others; a view is as old as its base.
     made = base_of(tensor)
     made = tensor if made is None else made
-    is_own = made.grad_fn is not None and nodes.value_of(made) is not None
+    is_own = made.grad_fn is not None and ran.value_of(made) is not None
     shape = tensor.shape
     ones = tuple(size == 1 for size in shape) if 1 in shape else len(shape)
     offset = tensor.storage_offset()
@@ -476,13 +479,11 @@ class _Program:
 
     Args:
         graph: The call's.
-        module: The layer.
         dropped: Keys of the storages that are gone.
     """
 
-    def __init__(self, graph: Graph, module: nn.Module, dropped: Iterable[int]) -> None:
+    def __init__(self, graph: Graph, dropped: Iterable[int]) -> None:
         self._graph = graph
-        self._module = module
         self._witnesses: set[Slot] = set()
         self._dropped = set(dropped)
         self._roots = {
@@ -586,7 +587,7 @@ class _Program:
         operator = OPERATORS.get(kind)
         if operator is None:
             raise BarrierError(kind)
-        n_edges = len(self._graph.nodes.edges[node])
+        n_edges = len(self._graph.ran.edges[node])
         wanted = operator.operands or tuple(map(Operand, range(n_edges)))
         operands = tuple([self._operand(node, operand) for operand in wanted])
         return self._add(key, Step(Source.RUN, node, kind, operands))
@@ -594,7 +595,7 @@ class _Program:
     def _operand(self, node: int, operand: Operand) -> int:
         edge = _NOWHERE
         if operand.edge is not None:
-            edge = self._graph.nodes.edges[node][operand.edge]
+            edge = self._graph.ran.edges[node][operand.edge]
         kind, number, output = edge
         if kind == "node":
             return self.value(Value(number, output))
@@ -616,8 +617,8 @@ class _Program:
 
     def _epsilon(self, node: int) -> int:
         """Find the epsilon of the module whose weight a norm is given."""
-        weight = self._graph.nodes.weight_of(node)
-        for path, owner in self._module.named_modules():
+        weight = self._graph.ran.weight_of(node)
+        for path, owner in self._graph.ran.module.named_modules():
             if any(weight is own for own in parameters_of(owner).values()):
                 names = [
                     name
@@ -640,14 +641,14 @@ def make_recipe(ran: Ran) -> Recipe | None:
     dropped = {
         key: storage
         for key, storage in graph.storages.items()
-        if not storage.is_fixed and _is_droppable(graph, ran.module, key, storage)
+        if not storage.is_fixed and _is_droppable(graph, key, storage)
     }
     while dropped:
-        recipe = _Program(graph, ran.module, dropped).recipe(dropped.values())
+        recipe = _Program(graph, dropped).recipe(dropped.values())
         right = {
             key: storage
             for key, storage in dropped.items()
-            if comes_out(recipe, graph, ran, storage.slots)
+            if comes_out(recipe, graph, storage.slots)
         }
         if len(right) == len(dropped):
             found = looks(recipe.slots, ran)
@@ -658,7 +659,7 @@ def make_recipe(ran: Ran) -> Recipe | None:
     return None
 
 
-def _is_droppable(graph: Graph, module: nn.Module, key: int, storage: Saved) -> bool:
+def _is_droppable(graph: Graph, key: int, storage: Saved) -> bool:
     value = storage.shown or storage.root
     if value is None:
         return all(_can_be_packed(graph, slot) for slot in storage.slots)
@@ -666,7 +667,7 @@ def _is_droppable(graph: Graph, module: nn.Module, key: int, storage: Saved) -> 
     if value.output and operator is not None and not operator.is_view:
         return False  # a norm's mean and deviation: small, and dear to find again
     try:
-        _Program(graph, module, (key,)).value(value)
+        _Program(graph, (key,)).value(value)
     except BarrierError:
         return False
     return True
@@ -680,20 +681,19 @@ def _can_be_packed(graph: Graph, slot: Slot) -> bool:
     return tensor.grad_fn is None and noise_scale(tensor) is not None
 
 
-def comes_out(recipe: Recipe, graph: Graph, ran: Ran, slots: Iterable[Slot]) -> bool:
+def comes_out(recipe: Recipe, graph: Graph, slots: Iterable[Slot]) -> bool:
     """Whether a recipe rebuilds what some nodes have saved, to the bit.
 
     Args:
         recipe: To be tried.
         graph: The call's, all saved tensors there.
-        ran: The call.
         slots: What is to be compared.
     """
-    sources = _sources(recipe, ran)
+    sources = _sources(recipe, graph.ran)
     for index, step in enumerate(recipe.steps):
         if step.source in _PACKED:
             tensor = graph.slots[Slot(step.node, step.name)].detach()
-            sources[index] = _packed(step, tensor, ran)
+            sources[index] = _packed(step, tensor, graph.ran)
     wanted = set(slots)
     for slot, target in recipe.drops:
         if slot not in wanted:
@@ -883,7 +883,7 @@ def drop(recipe: Recipe, ran: Ran, unit: Unit, action: str) -> float:
     # What is packed first: others may be rebuilt from it.
     drops = sorted(recipe.drops, key=lambda d: recipe.steps[d[1]].source not in _PACKED)
     for slot, step in drops:
-        node, own = ran.nodes.nodes[slot.node], recipe.steps[step]
+        node, own = ran.nodes[slot.node], recipe.steps[step]
         tensor = saved_value(node, slot.name).detach()
         n_bytes = tensor.untyped_storage().nbytes()
         total = None
@@ -929,7 +929,7 @@ def _sources(recipe: Recipe, ran: Ran) -> dict[int, Any]:
 
 
 def _source(step: Step, ran: Ran) -> Any:
-    nodes = ran.nodes.nodes
+    nodes = ran.nodes
     if step.source is Source.RUN:
         return settings_of(step.name, nodes[step.node])
     if step.source is Source.EPSILON:
@@ -969,7 +969,7 @@ class _Packed(NamedTuple):
 def _packed(step: Step, tensor: torch.Tensor, ran: Ran) -> _Packed:
     if step.source is Source.NOISE:
         return _pack_noise(tensor)
-    plane = saved_value(ran.nodes.nodes[step.node], "self").shape[-2:].numel()
+    plane = saved_value(ran.nodes[step.node], "self").shape[-2:].numel()
     small = (t for t in (torch.int16, torch.int32) if plane <= torch.iinfo(t).max)
     return _Packed(tensor.to(next(small, torch.int64)), dtype=torch.int64)
 
@@ -1084,9 +1084,7 @@ class Selective:
         )
         freed: float | None = 0.0
         try:
-            nodes = Nodes(outputs, inputs, began)
-            paths = tuple(path for path, _ in given)
-            ran = Ran(call.unit.module, inputs, outputs, nodes, edited, paths)
+            ran = Ran(call.unit.module, given, outputs, edited, began)
             freed = self._let_go(ran, call.unit, may_try=may_try, may_make=may_make)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             # Nothing was let go yet: an operator may refuse what it is tried on.
@@ -1130,7 +1128,7 @@ class Selective:
                     continue
                 if came_out is None and may_try:
                     slots = [slot for slot, _ in recipe.drops]
-                    came_out = comes_out(recipe, Graph(ran), ran, slots)
+                    came_out = comes_out(recipe, Graph(ran), slots)
                     tried[ran.module] = came_out
                 if came_out is not False:
                     return drop(recipe, ran, unit, self.spec.name)

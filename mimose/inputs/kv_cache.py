@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -67,21 +68,20 @@ def _is_encoder(module: nn.Module) -> bool:
     return has_choice and not any(getattr(config, role, False) for role in roles)
 
 
-class WithoutCache(Patch):
-    """Passes ``use_cache=False`` with every call in training."""
+def without_cache(module: nn.Module) -> Patch:
+    """Have ``use_cache=False`` passed with every call in training.
 
-    def __init__(self, module: nn.Module) -> None:
-        super().__init__(module)
-        names = list(inspect.signature(unwrapped(module).forward).parameters)
-        self._place = names.index("use_cache")
+    A caller may ask for a cache still; None asks for what the configuration says.
+    """
+    names = list(inspect.signature(unwrapped(module).forward).parameters)
+    place = names.index("use_cache")
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the original, which makes no cache unless the caller asks for one.
-
-        None asks for what the configuration says.
-        """
-        is_on = self._module.training and torch.is_grad_enabled()
-        is_open = len(args) <= self._place and kwargs.get("use_cache") is None
-        if is_on and is_open and not self.is_removed:
+    def run(
+        original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        is_on = module.training and torch.is_grad_enabled()
+        if is_on and len(args) <= place and kwargs.get("use_cache") is None:
             kwargs["use_cache"] = False
-        return self.original(*args, **kwargs)
+        return original(*args, **kwargs)
+
+    return Patch(module, run)

@@ -35,14 +35,19 @@ class Patch:
 
     Names, ``state_dict`` keys, hooks and the class stay as they are. A deep copy or a
     pickle of the module gets its class's plain ``forward`` back: a copy is not planned.
-    A subclass's ``__call__`` is what runs instead.
 
     Args:
         module: The module.
+        run: Called in its place with the original, and with a call's arguments.
     """
 
-    def __init__(self, module: nn.Module) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        run: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any],
+    ) -> None:
         self._module = module
+        self._run = run
         self._attribute = called_attribute(module)
         self._previous = module.__dict__.get(self._attribute)
         self.original: Callable[..., Any] = getattr(module, self._attribute)
@@ -51,8 +56,10 @@ class Patch:
         setattr(module, self._attribute, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the original."""
-        return self.original(*args, **kwargs)
+        """Run what takes the original's place, or the original where it is back."""
+        if self.is_removed:
+            return self.original(*args, **kwargs)
+        return self._run(self.original, args, kwargs)
 
     def remove(self) -> None:
         """Put the original back; where somebody patched over this, pass through."""

@@ -30,6 +30,7 @@ import importlib
 import logging
 import weakref
 from collections.abc import Callable, Collection, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -119,7 +120,7 @@ class MimoseCallback(SessionCallback, _Base):
     ) -> None:
         super().__init__(budget, options)
         self._name = module
-        self._scouts: list[_Scout] | None = None
+        self._scouts: list[Patch] | None = None
         """On the modules that may be the root, until it is found."""
         self._undo_repeats: Callable[[], object] | None = None
         self._has_warned = False
@@ -157,15 +158,28 @@ class MimoseCallback(SessionCallback, _Base):
 
         trained = [unit for unit in units if any(_trained(unit))] or units
         roots = [top] if self._name is not None else _holders(top, trained)
-        self._scouts = [_Scout(each, self._found, layers) for each in roots]
+        self._scouts = [
+            Patch(each, partial(self._scout, each, layers)) for each in roots
+        ]
         own = [each for each in trainer.callbacks if isinstance(each, MimoseCallback)]
         if trainer.world_size == 1 and len(own) <= 1:
             begin = self.begin_attempts
             self._undo_repeats = _repeat_closures(trainer, pl_module, begin)
 
-    def _found(self, root: nn.Module, layers: Any) -> None:
+    def _scout(
+        self,
+        module: nn.Module,
+        layers: Any,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a module that may be the root: in training it is, and attached to."""
+        if not (module.training and torch.is_grad_enabled()):
+            return original(*args, **kwargs)
         self._stop_scouts()
-        self._attach(root, layers)
+        self._attach(module, layers)
+        return module.forward(*args, **kwargs)
 
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
@@ -243,31 +257,6 @@ class MimoseCallback(SessionCallback, _Base):
 
 
 # ------------------------------------------------------------------ the root
-
-
-class _Scout(Patch):
-    """The forward of a module that may be the root.
-
-    Args:
-        module: The module.
-        found: Takes the root, and the layers to attach with.
-        layers: Those.
-    """
-
-    def __init__(
-        self, module: nn.Module, found: Callable[[nn.Module, Any], None], layers: Any
-    ) -> None:
-        super().__init__(module)
-        self._found = found
-        self._layers = layers
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Become the root's first step, or pass through."""
-        is_training = self._module.training and torch.is_grad_enabled()
-        if self.is_removed or not is_training:
-            return self.original(*args, **kwargs)
-        self._found(self._module, self._layers)
-        return self._module.forward(*args, **kwargs)
 
 
 def _module_named(whole: nn.Module, name: str) -> nn.Module:

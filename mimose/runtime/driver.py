@@ -16,7 +16,7 @@ from mimose.distributed import Ranks, is_told_alone
 from mimose.exactness.side_effects import Given
 from mimose.exceptions import MimoseError
 from mimose.inputs.describe import SizeTable
-from mimose.inputs.patch import Patch, hidden, is_traced
+from mimose.inputs.patch import hidden, is_traced
 from mimose.inputs.sharding import after_hooks, is_sharded
 from mimose.memory.out_of_memory import asked_bytes
 from mimose.policy import SEVERAL_BACKWARDS, Decision
@@ -49,39 +49,6 @@ _TRANSFORMED = (
 )
 
 
-class RootPatch(Patch):
-    """The root's forward: a step, in training with grad enabled.
-
-    `torch.compile` of the root does not trace into it: what a step does is decided
-    anew each time.
-
-    Args:
-        model: The root.
-        driver: Runs its steps.
-    """
-
-    def __init__(self, model: nn.Module, driver: Driver) -> None:
-        super().__init__(model)
-        self._driver = driver
-        self._run = hidden(driver.run)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run a step, or pass straight through."""
-        if self.is_removed:
-            return self.original(*args, **kwargs)
-        driver, model = self._driver, self._module
-        if driver.is_running or not (model.training and torch.is_grad_enabled()):
-            driver.pass_by()
-            return self.original(*args, **kwargs)
-        if top_transform() is not None:
-            if driver.plans:
-                raise MimoseError(_TRANSFORMED)
-            return self.original(*args, **kwargs)  # a baseline has nothing to keep to
-        if is_traced() or eval_frame_callback() is not None:  # compiled after attach
-            return self._run(self.original, args, kwargs)
-        return driver.run(self.original, args, kwargs)
-
-
 class Driver:
     """Runs the root's forwards as steps.
 
@@ -107,6 +74,7 @@ class Driver:
         self._learner, self._policy = engine.learner, engine.policy
         self._is_sharded = is_sharded(model)
         self._safest_once = False
+        self._untraced = hidden(Driver.run)
         self._found_gradients = False, False
         self.start_bytes = 0
         self.plans = engine.plans
@@ -115,6 +83,33 @@ class Driver:
         self.loss = LossChoice(engine.footprint)
 
     # ------------------------------------------------------------------ the root
+
+    def enter(
+        self,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a step, in training with grad enabled; else pass straight through.
+
+        `torch.compile` of the root does not trace into it: what a step does is decided
+        anew each time.
+
+        Args:
+            original: The root's own forward.
+            args: What it is called with.
+            kwargs: What it is called with by name.
+        """
+        if self.is_running or not (self.model.training and torch.is_grad_enabled()):
+            self.pass_by()
+            return original(*args, **kwargs)
+        if top_transform() is not None:
+            if self.plans:
+                raise MimoseError(_TRANSFORMED)
+            return original(*args, **kwargs)  # a baseline has nothing to keep to
+        if is_traced() or eval_frame_callback() is not None:  # compiled after attach
+            return self._untraced(self, original, args, kwargs)
+        return self.run(original, args, kwargs)
 
     def run(
         self,

@@ -31,7 +31,7 @@ from mimose.exactness.unit import Unit, note_shared_weights
 from mimose.exceptions import AlreadyAttachedError
 from mimose.inputs.compiled import one_graph, refuse_compiled
 from mimose.inputs.describe import Describer, SizeTable
-from mimose.inputs.kv_cache import WithoutCache, caching_modules, tell_of_cache
+from mimose.inputs.kv_cache import caching_modules, tell_of_cache, without_cache
 from mimose.inputs.layers import UnitsSpec, find_units, refuse_other_checkpointing
 from mimose.inputs.patch import Patch
 from mimose.inputs.placement import only_device
@@ -43,8 +43,8 @@ from mimose.policy import Policy
 from mimose.predictors import Estimator
 from mimose.records import AgreementUse, HostUse, Records
 from mimose.runtime.checks import BudgetChecks
-from mimose.runtime.driver import Driver, RootPatch
-from mimose.runtime.layer_calls import LayerCalls, LayerPatch
+from mimose.runtime.driver import Driver
+from mimose.runtime.layer_calls import LayerCalls
 from mimose.runtime.loss_choice import losses_of
 from mimose.runtime.step import Steps
 from mimose.runtime.watched import Ahead, ShapesToCome
@@ -297,9 +297,9 @@ class Engine:
         if caching:
             tell_of_cache(caching)
         for unit in self.units:
-            self._patches.append(LayerPatch(unit, self.calls))
-        self._patches.append(RootPatch(model, self.driver))
-        self._patches.extend(WithoutCache(module) for module in caching)
+            self._patches.append(self.calls.take_over(unit))
+        self._patches.append(Patch(model, self.driver.enter))
+        self._patches.extend(map(without_cache, caching))
         if self.plans:
             self.driver.loss.losses = tuple(losses_of(model))
             self._patches.extend(self.driver.loss.losses)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -52,39 +53,6 @@ _EDITED = "what it is handed is edited in place after it was read"
 _FORBIDS = "it forbids hooks of saved tensors, as torch.func.grad does"
 
 
-class LayerPatch(Patch):
-    """A layer's forward: as the running step says, if there is one.
-
-    Args:
-        unit: The layer.
-        calls: Knows the running step.
-    """
-
-    def __init__(self, unit: Unit, calls: LayerCalls) -> None:
-        super().__init__(unit.module)
-        self._unit = unit
-        self._calls = calls
-        unit.take_over(self.original)
-        self._untraced = hidden(_call)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run the layer as the step says; most often it is kept."""
-        if is_traced():  # by somebody who compiles it after attach
-            return self._untraced(self, args, kwargs)
-        calls, unit = self._calls, self._unit
-        if calls.step is None:
-            return self.original(*args, **kwargs)
-        at = unit.calls
-        unit.calls = at + 1
-        if at < unit.n_straight and torch.is_grad_enabled():
-            return self.original(*args, **kwargs)
-        return calls.run(unit, at, args, kwargs)
-
-
-def _call(patch: LayerPatch, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    return patch(*args, **kwargs)
-
-
 class LayerCalls:
     """Runs the layer calls of the step that is set, and passes through when none is.
 
@@ -103,6 +71,7 @@ class LayerCalls:
         self.units = engine.units
         self.step: Step | None = None
         self.lacks_gradients = False
+        self._untraced = hidden(LayerCalls._enter)
         self._findings = engine.findings
         self._device = engine.device
         self._root = root
@@ -197,6 +166,30 @@ class LayerCalls:
             raise NotRecomputableError(names, next(iter(found.values())))
 
     # ------------------------------------------------------------------ one call
+
+    def take_over(self, unit: Unit) -> Patch:
+        """Replace a layer's forward, so that it runs as the running step says."""
+        patch = Patch(unit.module, partial(self._enter, unit))
+        unit.take_over(patch.original)
+        return patch
+
+    def _enter(
+        self,
+        unit: Unit,
+        original: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        """Run a layer as the step says, if there is one; most often it is kept."""
+        if is_traced():  # by somebody who compiles it after attach
+            return self._untraced(self, unit, original, args, kwargs)
+        if self.step is None:
+            return original(*args, **kwargs)
+        at = unit.calls
+        unit.calls = at + 1
+        if at < unit.n_straight and torch.is_grad_enabled():
+            return original(*args, **kwargs)
+        return self.run(unit, at, args, kwargs)
 
     def run(
         self, unit: Unit, at: int, args: tuple[Any, ...], kwargs: dict[str, Any]

@@ -269,7 +269,7 @@ class _Block(Patch):
     """One block's forward: kept, under a checkpoint, or run twice to be measured."""
 
     def __init__(self, module: nn.Module, meter: Meter, device: torch.device) -> None:
-        super().__init__(module)
+        super().__init__(module, self._forward)
         self._meter = meter
         self._devices = [device] if device.type == "cuda" else []
         self.is_measured = True
@@ -278,13 +278,15 @@ class _Block(Patch):
         """The input's size and the bytes that the block's activations took."""
         self.activation_bytes = 0.0
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def _forward(
+        self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
+    ) -> Any:
         """Run the block as the phase and the plan say."""
         if not torch.is_grad_enabled() or not (self.is_measured or self.is_recomputed):
-            return self.original(*args, **kwargs)
+            return original(*args, **kwargs)
         if self.is_measured:
             self._measure(args, kwargs)
-        return checkpoint(self.original, *args, use_reentrant=False, **kwargs)
+        return checkpoint(original, *args, use_reentrant=False, **kwargs)
 
     def _measure(self, args: Any, kwargs: Any) -> None:
         with torch.random.fork_rng(devices=self._devices):
