@@ -151,6 +151,9 @@ class SegmentSample:
 
     net_bytes: float | None
     excess_bytes: float | None
+    backward_bytes: float | None = None
+    """Of a loss: how far its backward rises over the level at the root's exit, below 0
+    where it stays below. None: nobody saw it begin."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import copy
 import itertools
 import math
+import operator
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from statistics import median
@@ -296,9 +297,12 @@ class Fit:
         is_explained = rest.max() <= EXACT * largest and left_out.max() <= rounding
         self.is_exact = bool(is_explained and self._n_spare > 0)
         is_settled = self._n_spare > len(self._columns)
-        self.error = 0.0 if self.is_exact else math.inf
+        self.error = self._error_between = 0.0 if self.is_exact else math.inf
+        self._high: list[float] = rows.max(axis=0).tolist()
         if is_settled and not self.is_exact:
             self.error = _nearly_largest(left_out)
+            between = left_out[(rows < self._high).all(axis=1)]
+            self._error_between = _nearly_largest(between if len(between) else left_out)
         self._raise = 0.0
         if is_peak and not self.is_exact:
             pairs = zip(fitted, readings.values(), strict=True)
@@ -318,8 +322,10 @@ class Fit:
             value = self._estimator.predict_one(row)
         else:
             value = float(self._estimator.predict(np.array([row]))[0])
-        is_off = self._is_peak and self.error > self._tolerance(scale)
-        more = self.error if is_off and math.isfinite(self.error) else 0.0
+        is_between = all(map(operator.le, row, self._high))
+        error = self._error_between if is_between else self.error
+        is_off = not is_between or error > self._tolerance(scale)
+        more = error if self._is_peak and is_off and math.isfinite(error) else 0.0
         return value + max(self._raise, more)
 
     @property

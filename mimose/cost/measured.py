@@ -17,8 +17,7 @@ not, yet stay until the context ends, before the backward most often; its recomp
 makes others. By Note: [Least] all copies are in the gaps, and all go with the context.
 So where a plan is judged, what kept layers hold was counted twice until then
 (`mimose.cost.problem`). Where the context ends behind the root, that is in the midst of
-the loss. How far this rises is counted from where all copies have gone; a step tells it
-where it rises at all, and else that it is no more than the copies that went.
+the loss. How far this rises is counted from where all copies have gone.
 Of BERT-large copies are a twentieth of the growth, of T5-large a tenth.
 """
 
@@ -131,12 +130,14 @@ def _with_released(
     rises at all. Learned as it was read, a loss outside of the model was predicted 22%
     too low, and differed from batch to batch by what the one before had returned.
     """
-    net, excess = loss.net_bytes, loss.excess_bytes
+    net, excess, backward = loss.net_bytes, loss.excess_bytes, loss.backward_bytes
     if net is not None:
         net += released_bytes
     if excess is not None and excess > noise_bytes:
         excess += released_bytes
-    return SegmentSample(net, excess)
+    if backward is not None:
+        backward += released_bytes
+    return SegmentSample(net, excess, backward)
 
 
 def _own_forward(event: Measured, sample: EventSample) -> dict[str, float]:
@@ -261,13 +262,18 @@ class _Readings:
         gone_bytes: float,
         noise_bytes: float,
     ) -> None:
-        """Take in how far a loss rises once all copies have gone: Note: [Copies]."""
-        excess = _with_released(loss, released_bytes, noise_bytes).excess_bytes
+        """Take in how far a loss rises once all copies have gone: Note: [Copies].
+
+        One that does not rise at all may have been lower as they went: its backward
+        tells.
+        """
+        loss = _with_released(loss, released_bytes, noise_bytes)
+        excess, backward = loss.excess_bytes, loss.backward_bytes
         if excess is not None:
-            names = ["at most"] if excess <= noise_bytes else ["at most", "rise"]
-            for name in names:
-                key = "excess", *head_key(self._facts, name)
-                self._add(key, self._facts.sizes, excess + gone_bytes)
+            if excess <= noise_bytes and backward is not None:
+                excess = backward
+            key = "excess", *head_key(self._facts, "rise")
+            self._add(key, self._facts.sizes, excess + gone_bytes)
 
     def _add_segment(self, key: Key, sample: SegmentSample) -> None:
         self._add(("net", *key), self._facts.sizes, sample.net_bytes)

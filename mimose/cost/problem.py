@@ -6,7 +6,6 @@ And what a plan comes to at exact sizes: its growth, and the FLOPs that it adds.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -208,6 +207,9 @@ class _Layer:
         held[1:] = [min(own, held[0]) for own in held[1:]]
         saved = self.model.exact(family, "own output").predict(self.sizes)
         forward = [self._forward(a).predict(self.sizes) for a in menu.names]
+        again = self.model.excess(self.event.family, "forward", AGAIN)
+        if not again.doubt(self.sizes):
+            forward[0] = max(forward[0], again.predict(self.sizes))
         backward, cost, host = [], [], []
         for spec, own in zip(menu.specs, held, strict=True):
             series, is_own = self._backward(spec.name)
@@ -226,10 +228,15 @@ class _Layer:
         return np.array((held, forward, backward, cost, host))
 
     def _beyond(self, action: str) -> float:
-        """Return what it holds beyond what was counted: Note: [Least]."""
+        """Return what it holds beyond what was counted: Note: [Least].
+
+        As long as few steps have shown that, it is no less than was counted, and no
+        more than was ever read.
+        """
         key = beyond_key(self.event.family, self.around)
         told = self.model.net(*key, action)
-        return 0.0 if told.doubt(self.sizes) else told.predict(self.sizes)
+        value = told.predict(self.sizes)
+        return max(0.0, min(value, told.most)) if told.doubt(self.sizes) else value
 
     def _cost(self, spec: ActionSpec, freed_bytes: float) -> float:
         """Return what an action costs, in FLOPs: those it runs, and bytes as FLOPs."""
@@ -299,9 +306,6 @@ def _head(model: CostModel, facts: StepInput, pattern: Pattern) -> _Head:
     net, rise = model.net(*head).predict(sizes), model.excess(*loss).predict(sizes)
     told = model.excess(*head_key(facts, "rise"))
     late = rise + sum({e.unit: model.copied_bytes(e) for e in pattern.events}.values())
-    # As long as few steps have shown it, it is no more than at a larger shape.
-    at_most = model.excess(*head_key(facts, "at most"))
-    late = min(late, *at_most.read_where(sizes, operator.ge), late)
     if not told.doubt(sizes):
         late = min(late, told.predict(sizes))
     return _Head(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import median
 from typing import Any
@@ -174,6 +174,11 @@ class Series:
         """Return the number of distinct shapes kept."""
         return len(self._samples.readings)
 
+    @property
+    def most(self) -> float:
+        """The largest reading; 0 before any."""
+        return max(map(max, self._samples.readings.values()), default=0.0)
+
     def __repr__(self) -> str:
         """Show how much was measured."""
         return f"Series({len(self)} shapes)"
@@ -199,23 +204,8 @@ class Series:
     def _by_readings(self, own: tuple[float, ...]) -> float:
         """Return what was read there; of other shapes, for want of better, the most."""
         if not own:
-            return max(map(max, self._samples.readings.values()))
+            return self.most
         return max(own) if self._samples.kind.nonnegative else median(own)
-
-    def read_where(
-        self, sizes: Sizes, compares: Callable[[int, int], bool]
-    ) -> list[float]:
-        """Return what was read at shapes of which each size compares so with another's.
-
-        Args:
-            sizes: The other shape.
-            compares: Takes a size read and the other's.
-        """
-        return [
-            median(own)
-            for shape, own in self._samples.readings.items()
-            if len(shape) == len(sizes) and all(map(compares, shape, sizes))
-        ]
 
     def doubt(self, sizes: Sizes) -> str:
         """Return why a prediction at these sizes is not trusted; "" if it is."""

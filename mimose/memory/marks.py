@@ -2,8 +2,9 @@
 
 Note: [Boundaries]
 A mark is set where the step begins, where an event is entered and left, where the
-root is left, where the *first* gradient reaches any output that an event made, where
-a recomputation begins and ends, and at the end of backward. Each mark reads the meter
+root is left, where the first gradient reaches what it returned, where the *first*
+gradient reaches any output that an event made, where a recomputation begins and ends,
+and at the end of backward. Each mark reads the meter
 and starts a new peak: two of them give what a segment leaves behind and its transient
 peak over the level it began at. Hooks on inputs are of no use: they fire in the order
 of registration, before the previous event's output, and an input shared by many events
@@ -466,7 +467,7 @@ def analyse(
     """
     forward: dict[int, dict[str, float]] = {}
     gaps: list[SegmentSample] = []
-    head, loss = SegmentSample(None, None), None
+    head, loss, turn = SegmentSample(None, None), None, None
     order: list[int] = []
     level = entry = float(marks[0].live_bytes)
     starts = [at for at, mark in enumerate(marks) if mark.kind == "gradient"]
@@ -484,8 +485,10 @@ def analyse(
         elif mark.kind == "root_exit":
             head = _between(mark, level)
             level = float(mark.live_bytes)
+        elif mark.kind == "backward":
+            turn = mark
         elif mark.kind == "gradient":
-            loss = loss or _between(mark, level)
+            loss = loss or _loss(turn, mark, level)
             order.append(index)
         elif mark.kind == "recomputed":  # it runs as an event that is kept does
             over = forward.setdefault(index, {})
@@ -531,6 +534,15 @@ def without_readings(sample: StepSample) -> StepSample:
 
 def _between(mark: Mark, level: float) -> SegmentSample:
     return SegmentSample(mark.live_bytes - level, max(0.0, mark.peak_bytes - level))
+
+
+def _loss(turn: Mark | None, mark: Mark, level: float) -> SegmentSample:
+    """Return the loss, from the root's exit past the turn to the backward."""
+    sample = _between(mark, level)
+    if turn is None:
+        return sample
+    excess = max(sample.excess_bytes or 0.0, turn.peak_bytes - level)
+    return SegmentSample(sample.net_bytes, excess, mark.peak_bytes - level)
 
 
 def _cost(event: Measured, menu: Menu) -> dict[str, float]:

@@ -642,6 +642,8 @@ class Steps:
         if window.is_running or self._is_finished:
             return
         window.is_running = True
+        if window.trace is not None:
+            window.trace.mark("backward")
         if window.carried_bytes and not window.is_closed:
             window.released_bytes = window.carried_bytes - window.carried.live_bytes()
         if self._window is window:

@@ -158,6 +158,7 @@ STEP = (
     ("enter", 0, 105, 130),
     ("exit", 0, 115, 175),
     ("root_exit", -1, 120, 140),
+    ("backward", -1, 104, 155),
     ("gradient", 0, 122, 150),
     ("recompute", 0, 125, 126),
     ("recomputed", 0, 185, 195),
@@ -172,7 +173,8 @@ def test_samples_of_a_written_step():
     assert (5, 30.0) == (sample.gaps[0].net_bytes, sample.gaps[0].excess_bytes)
     assert {RECOMPUTE: 70.0, KEEP: 70.0} == event.forward_excess_bytes
     assert (5, 25.0) == (sample.head.net_bytes, sample.head.excess_bytes)
-    assert (2, 30.0) == (sample.loss.net_bytes, sample.loss.excess_bytes)
+    assert (2, 35.0) == (sample.loss.net_bytes, sample.loss.excess_bytes)
+    assert 30 == sample.loss.backward_bytes
     assert {RECOMPUTE: 210 - 122 - (60 - 10)} == event.backward_excess_bytes
     assert {RECOMPUTE: 90 - 122 + 10} == event.backward_net_bytes
     assert {RECOMPUTE: 7.0} == event.cost

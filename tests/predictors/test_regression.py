@@ -74,6 +74,18 @@ def test_a_peak_is_raised_by_what_it_misses():
         assert fit.predict(shape, scale) - value < 0.02 * scale
 
 
+def test_what_a_fit_misses_beyond_is_not_added_between():
+    """A DeBERTa layer's peak in MiB, by length: at 512 it is another moment's."""
+    lengths = (82, 111, 117, 127, 131, 137, 139, 159, 162, 188, 235)
+    peaks = (334, 432, 452, 488, 502, 524, 531, 605, 617, 718, 913)
+    readings = {(t,): [float(n)] for t, n in zip(lengths, peaks, strict=True)}
+    fit = Fit(LeastSquares(), {**readings, (512,): [2815.0]}, 0.0, is_peak=True)
+    scale = 15e3
+    assert 337 == pytest.approx(fit.predict((83,), scale), rel=0.06)
+    assert 1501 == pytest.approx(fit.predict((346,), scale), rel=0.06)
+    assert fit.predict((600,), scale) >= 3600
+
+
 def test_noise_is_no_term():
     """Readings of a process's memory are told to their noise, by a simple fit."""
     draw = np.random.default_rng(0)
