@@ -56,7 +56,7 @@ from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
 from mimose.planners.timeline import judge
 from mimose.predictors import REACH, SafetyMargin
 from mimose.records import TRIED, Phase
-from mimose.types import MOST_CONTEXTS, Context, Sizes, StepInput
+from mimose.types import BY_ROWS, MOST_CONTEXTS, Context, Sizes, StepInput
 from mimose.worker import Lane, lock
 
 # ------------------------------------------------------------ least peaks
@@ -609,6 +609,11 @@ def _with_costs(
     )
 
 
+def _checked_as(context: Context) -> Context:
+    """Return the context whose stages are a context's: a loss by rows has the same."""
+    return context.replace(BY_ROWS, "")
+
+
 def _key(facts: StepInput) -> _Key:
     return facts.context, facts.has_gradients, facts.sizes
 
@@ -725,9 +730,8 @@ class Policy:
     def _plan(self, facts: StepInput, memory: Memory, *, is_first: bool) -> Decision:
         """Make a plan where the costs are known well enough."""
         learner, context = self._learner, facts.context
-        if context not in learner.model.patterns:
-            self._stages.pop(context, None)
-        is_known = context in self._stages
+        is_measured = context in learner.model.patterns
+        is_known = is_measured and _checked_as(context) in self._stages
         if not is_known or doubt(learner.model, facts):
             learner.worker.catch_up()  # there is nothing better to do
         model = learner.model
@@ -915,17 +919,18 @@ class Policy:
         self, context: Context, chosen: CachedPlan, *, is_within: bool
     ) -> None:
         """Go on to the next stage, if it was checked; the oldest contexts go."""
-        stage = self._stages.pop(context, 0)
+        checked = _checked_as(context)
+        stage = self._stages.pop(checked, 0)
         if stage < len(_STAGES) and is_within:
             stage += self._learner.model.menu.first in chosen.plan.actions
-        self._stages[context] = stage
+        self._stages[checked] = stage
         if len(self._stages) > MOST_CONTEXTS:
             del self._stages[next(iter(self._stages))]
 
     def forget(self, context: Context) -> None:
         """Distrust a context whose steps turned out to run other layers."""
         self._learner.forget(context)
-        self._stages.pop(context, None)
+        self._stages.pop(_checked_as(context), None)
 
     def distrust_plans(self) -> None:
         """Make every plan made so far invalid, as after a step over the budget."""
@@ -1013,7 +1018,7 @@ class Policy:
 
     def _share(self, context: Context) -> float:
         """Return the share of the way to the whole budget that a plan may go."""
-        stage = self._stages.get(context, 0)
+        stage = self._stages.get(_checked_as(context), 0)
         return _STAGES[stage] if stage < len(_STAGES) else 1.0
 
     def _too_small(self, error: InfeasibleBudgetError, memory: Memory) -> str:
