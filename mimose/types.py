@@ -153,7 +153,7 @@ class SegmentSample:
     excess_bytes: float | None
     backward_bytes: float | None = None
     """Of a loss: how far its backward rises over the level at the root's exit, below 0
-    where it stays below. None: nobody saw it begin."""
+    where it stays below. None: the root does not return it."""
 
 
 @dataclass(frozen=True, slots=True)

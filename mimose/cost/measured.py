@@ -264,14 +264,14 @@ class _Readings:
     ) -> None:
         """Take in how far a loss rises once all copies have gone: Note: [Copies].
 
-        One that does not rise at all may have been lower as they went: its backward
-        tells.
+        One that does not rise at all may have been lower as they went. Where the root
+        returns it as a number, its backward tells.
         """
         loss = _with_released(loss, released_bytes, noise_bytes)
         excess, backward = loss.excess_bytes, loss.backward_bytes
+        if excess is not None and excess <= noise_bytes:
+            excess = backward
         if excess is not None:
-            if excess <= noise_bytes and backward is not None:
-                excess = backward
             key = "excess", *head_key(self._facts, "rise")
             self._add(key, self._facts.sizes, excess + gone_bytes)
 

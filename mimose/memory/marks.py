@@ -1,15 +1,14 @@
 """Measuring one step: marks at the boundaries, and the samples that follow.
 
 Note: [Boundaries]
-A mark is set where the step begins, where an event is entered and left, where the
-root is left, where the first gradient reaches what it returned, where the *first*
+A mark is set where the step begins, where an event is entered and left, where the root
+is left, where the backward begins at a loss that the root returned, where the *first*
 gradient reaches any output that an event made, where a recomputation begins and ends,
-and at the end of backward. Each mark reads the meter
-and starts a new peak: two of them give what a segment leaves behind and its transient
-peak over the level it began at. Hooks on inputs are of no use: they fire in the order
-of registration, before the previous event's output, and an input shared by many events
-(T5's encoder output) fires after all of them. So a backward segment reaches to the next
-boundary.
+and at the end of backward. Each mark reads the meter and starts a new peak: two of them
+give what a segment leaves behind and its transient peak over the level it began at.
+Hooks on inputs are of no use: they fire in the order of registration, before the
+previous event's output, and an input shared by many events (T5's encoder output) fires
+after all of them. So a backward segment reaches to the next boundary.
 
 Note: [Held bytes from the recomputation]
 What an event would hold if it were kept is what its recomputation holds right after

@@ -634,7 +634,7 @@ class Steps:
 
     # ------------------------------------------------------------------ backward
 
-    def _note_gradient(self, step: Step, _: torch.Tensor) -> None:
+    def _note_gradient(self, step: Step, gradient: torch.Tensor) -> None:
         """Take note of a gradient of a forward's outputs, closed or not."""
         window = step.window
         if step.stage is Stage.WAITING:
@@ -642,8 +642,8 @@ class Steps:
         if window.is_running or self._is_finished:
             return
         window.is_running = True
-        if window.trace is not None:
-            window.trace.mark("backward")
+        if window.trace is not None and gradient.numel() == 1:
+            window.trace.mark("backward")  # nothing large ran since the forward
         if window.carried_bytes and not window.is_closed:
             window.released_bytes = window.carried_bytes - window.carried.live_bytes()
         if self._window is window:

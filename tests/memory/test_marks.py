@@ -28,7 +28,8 @@ def _expected_marks(n_events):
         for i in reversed(range(n_events))
         for kind in ("gradient", "recompute", "recomputed")
     ]
-    return [("start", -1), *forward, ("root_exit", -1), *backward, ("end", -1)]
+    begins = [("root_exit", -1), ("backward", -1)]
+    return [("start", -1), *forward, *begins, *backward, ("end", -1)]
 
 
 class _Passing(nn.Module):
