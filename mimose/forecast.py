@@ -13,12 +13,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from cachetools import LRUCache
 
 from mimose.budget import format_bytes
-from mimose.cost.problem import Memory, doubt, extrapolation_ratio
+from mimose.cost.problem import Memory, doubt, extrapolation_ratio, step_work
 from mimose.exceptions import InfeasibleBudgetError, MimoseError
 from mimose.planners import Plan
 from mimose.policy import CachedPlan
@@ -27,6 +27,9 @@ from mimose.types import BY_ROWS, StepInput
 if TYPE_CHECKING:
     from mimose.inputs.describe import SizeTable
     from mimose.runtime.engine import Engine
+
+Work: TypeAlias = tuple[float, float, float]
+"""What `step_work` returns."""
 
 _GRAINS = 2048
 """Parts of the budget that what is held is rounded up to: within one, forecasts are
@@ -52,9 +55,10 @@ class Forecast:
     plan: Plan | None
     """What the step would run; None where no plan fits."""
     seconds: float | None
-    """Of the step under that plan; None where not known."""
+    """Of the step under that plan on the device, its share of the optimizer's step
+    included; None where it is not known."""
     extra_seconds: float | None
-    """What the plan adds to it by recomputing; None where not known."""
+    """What the plan adds to that; None where it is not known."""
     extrapolation: float
     """How far beyond the sizes measured it lies: 0 inside, 0.5 for half as large again;
     infinite where nothing was measured with such inputs."""
@@ -112,7 +116,7 @@ class Forecasts:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._known: LRUCache[Hashable, Forecast] = LRUCache(4096)
+        self._known: LRUCache[Hashable, tuple[Forecast, Work | None]] = LRUCache(4096)
         self._largest: LRUCache[Hashable, int] = LRUCache(4096)
 
     def ask(
@@ -129,7 +133,13 @@ class Forecasts:
         if found is None:
             found = self._forecast(facts, table, memory, n_bytes)
             self._known[key] = found
-        return found
+        forecast, work = found
+        rates = self._engine.seconds.rates(facts.context)
+        if work is None or rates is None:
+            return forecast
+        return replace(
+            forecast, seconds=rates.seconds(*work), extra_seconds=rates.extra * work[-1]
+        )
 
     def largest(
         self,
@@ -229,7 +239,8 @@ class Forecasts:
 
     def _forecast(
         self, facts: StepInput, table: SizeTable, memory: Memory, budget_bytes: int
-    ) -> Forecast:
+    ) -> tuple[Forecast, Work | None]:
+        """Return a forecast without seconds, and what these follow from."""
         known, usable = self._usable(facts, table, memory)
         model, plans = self._engine.learner.model, self._engine.policy.plans
         is_new = known.context not in model.patterns
@@ -245,20 +256,21 @@ class Forecasts:
             extrapolation=math.inf if is_new else extrapolation_ratio(model, known),
         )
         if usable is None:
-            return replace(forecast, why_not=doubt(model, known))
+            return replace(forecast, why_not=doubt(model, known)), None
         try:
             made = plans.peek(known, memory) or plans.make(known, memory, usable)
         except InfeasibleBudgetError:
             made = plans.least(known, memory, usable)
         peak = _peak_bytes(made, memory)
         if peak <= usable:
-            return replace(forecast, fits=True, peak_bytes=peak, plan=made.plan)
+            forecast = replace(forecast, fits=True, peak_bytes=peak, plan=made.plan)
+            return forecast, step_work(model, known, made.plan.actions)
         share, most = self._engine.policy.margin.share, format_bytes(usable)
         why_not = (
             f"the {made.plan.planner} plan is predicted to reach {format_bytes(peak)}; "
             f"with the margin of {share:.1%} it may reach {most}"
         )
-        return replace(forecast, fits=False, peak_bytes=peak, why_not=why_not)
+        return replace(forecast, fits=False, peak_bytes=peak, why_not=why_not), None
 
 
 def _peak_bytes(made: CachedPlan, memory: Memory) -> float:

@@ -39,6 +39,8 @@ _CLEARLY = 2.0 / 3.0
 out. Of straight series with 4 to 19 points and 0.2 to 10% noise, up to 4% then get
 one."""
 _ROUNDING = 1e-9
+_ROUNDS = 5
+"""Of weighing steps by how far off they were."""
 
 
 # ------------------------------------------------------------------ series
@@ -149,6 +151,51 @@ def fit_series(
         highest=float(x.max()),
     )
     return replace(found, refused=_why_refused(found, len(np.unique(x)), tolerance))
+
+
+def fit_rates(work: ArrayLike, seconds: ArrayLike, guess: ArrayLike) -> Floats:
+    """Fit seconds as a sum of non-negative rates, each times some work.
+
+    By least squares of relative errors. What is off by more than three times the median
+    error counts for less: a step may have waited for something that is no work.
+
+    Args:
+        work: (n_steps, n_rates), such as a one, FLOPs and bytes; up to some six rates.
+        seconds: (n_steps,), positive.
+        guess: (n_rates,) whose product with the rates, a share of a step, is near 0.
+
+    Returns:
+        (n_rates,) rates.
+    """
+    values = np.asarray(seconds, dtype=np.float64)[:, None]
+    shares = np.vstack((np.asarray(work, dtype=np.float64) / values, guess))
+    target = np.append(np.ones(len(values)), 0.0)
+    scale = np.linalg.norm(shares, axis=0)
+    shares = shares / np.where(scale == 0.0, 1.0, scale)
+    weights = np.ones(len(target))
+    rates = np.zeros(shares.shape[1])
+    for _ in range(_ROUNDS):
+        rates = _non_negative(shares * weights[:, None], target * weights)
+        off = np.abs(shares @ rates - target)[:-1]
+        weights[:-1] = 1.0 / np.sqrt(
+            np.maximum(1.0, off / (3.0 * np.median(off) + 1e-4))
+        )
+    return rates / np.where(scale == 0.0, 1.0, scale)
+
+
+def _non_negative(design: Floats, target: Floats) -> Floats:
+    """Return the least squares of all columns whose coefficients have no minus."""
+    best, least = np.zeros(design.shape[1]), float(target @ target)
+    for used in itertools.product((True, False), repeat=design.shape[1]):
+        columns = np.flatnonzero(used)
+        found = np.linalg.lstsq(design[:, columns], target, rcond=None)[0]
+        rest = target - design[:, columns] @ found
+        if (found >= 0.0).all() and rest @ rest < least:
+            best, least = np.zeros(design.shape[1]), float(rest @ rest)
+            best[columns] = found
+        if all(used) and best.any():
+            break
+    return best
 
 
 def r2_score(measured: Floats, predicted: Floats) -> float:

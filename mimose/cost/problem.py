@@ -444,6 +444,27 @@ def plan_growth(
     return Growth(float(max(before)), float(max(after)))
 
 
+def step_work(
+    model: CostModel, facts: StepInput, actions: Sequence[str]
+) -> tuple[float, float, float]:
+    """Return the FLOPs of the layers' forwards, the bytes they save, and a plan's cost.
+
+    Args:
+        model: What was learned.
+        facts: The step's context and exact sizes.
+        actions: The plan's, one an event.
+    """
+    pattern, names = model.pattern(facts), model.menu.names
+    tables = [layer.numbers() for layer in _layers(model, facts, pattern)]
+    flops = held = cost = 0.0
+    for number, action in zip(pattern.layout.of_event, actions, strict=True):
+        holds, _, _, costs, _ = tables[number]
+        flops += float(costs[-1])
+        held += float(holds[0])
+        cost += float(costs[names.index(action)])
+    return flops, held, cost
+
+
 def extra_flops(
     model: CostModel, facts: StepInput, actions: Sequence[str]
 ) -> tuple[int, ...]:

@@ -58,13 +58,19 @@ class OptimizerWatch:
     Args:
         model: The model.
         on_step: Called before each optimizer step that is in no backward.
+        on_stepped: Called behind each step of an optimizer of the model's.
 
     Attributes:
         has_just_stepped: Whether there was such a step since this was set to False.
     """
 
-    def __init__(self, model: nn.Module, on_step: Callable[[], None]) -> None:
-        self._on_step = on_step
+    def __init__(
+        self,
+        model: nn.Module,
+        on_step: Callable[[], None],
+        on_stepped: Callable[[], None],
+    ) -> None:
+        self._on_step, self._on_stepped = on_step, on_stepped
         self._model = weakref.ref(model)  # hooks of all optimizers refer to this
         self._device = only_device(model)
         self.has_just_stepped = False
@@ -111,14 +117,17 @@ class OptimizerWatch:
 
     def _post(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         model = self._model()
-        if model is None or optimizer in self._known:
+        if model is None:
             return
-        own = set(map(id, own_parameters(model)))
-        self._known[optimizer] = any(
-            id(parameter) in own
-            for group in optimizer.param_groups
-            for parameter in group["params"]
-        )
+        if optimizer not in self._known:
+            own = set(map(id, own_parameters(model)))
+            self._known[optimizer] = any(
+                id(parameter) in own
+                for group in optimizer.param_groups
+                for parameter in group["params"]
+            )
+        if self._known[optimizer]:
+            self._on_stepped()
 
 
 # ------------------------------------------------------------ wall

@@ -234,6 +234,8 @@ class Driver:
         self._raise_wall(step)
         step.plan_seconds = time.perf_counter() - began
         step.start(self._meter)
+        if not step.part:
+            window.began = engine.seconds.mark()
         return step
 
     def is_within_window(self) -> bool:

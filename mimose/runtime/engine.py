@@ -46,6 +46,7 @@ from mimose.runtime.checks import BudgetChecks
 from mimose.runtime.driver import Driver
 from mimose.runtime.layer_calls import LayerCalls
 from mimose.runtime.loss_choice import losses_of
+from mimose.runtime.seconds import StepSeconds
 from mimose.runtime.step import Steps
 from mimose.runtime.watched import Ahead, ShapesToCome
 from mimose.torch_private import COMPILED_CALL
@@ -205,7 +206,10 @@ class Engine:
         self.footprint = make_footprint(
             meter, budget_bytes, has_wall=options.wall and self.plans
         )
-        self.optimizers = OptimizerWatch(model, on_step=self.footprint.drop_wall)
+        self.seconds = StepSeconds(self.device, self.learner)
+        self.optimizers = OptimizerWatch(
+            model, self._optimizer_begins, self.seconds.optimizer_ended
+        )
         self.checks = BudgetChecks(model, self)
         self.calls = LayerCalls(model, self)
         self.steps = Steps(self)
@@ -324,6 +328,10 @@ class Engine:
         n_ranks = self.ranks.use().n_ranks
         _log.info("mimose: %d ranks agree on each forward: %s", n_ranks, why)
 
+    def _optimizer_begins(self) -> None:
+        self.footprint.drop_wall()
+        self.seconds.optimizer_begins()
+
     def detach(self) -> None:
         """Give the model everything back as it was. Harmless twice."""
         for patch in reversed(self._patches):
@@ -391,6 +399,7 @@ class Engine:
             "start_bytes": self.told.start_bytes,
             "kept_units": self.findings.state_dict(),
             "footprint": self.footprint.state_dict(),
+            "seconds": self.seconds.state_dict(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -406,6 +415,7 @@ class Engine:
         self.describer.load_state_dict(state["sizes"])
         self.driver.start_bytes = int(state.get("start_bytes", 0))
         self.footprint.load_state_dict(state.get("footprint", {}))
+        self.seconds.load_state_dict(state.get("seconds", {}))
         self.findings.load_state_dict(state["kept_units"])
 
 

@@ -41,6 +41,7 @@ from mimose.memory.marks import RetainedOutputs, Trace, analyse, without_reading
 from mimose.memory.meters import Meter
 from mimose.policy import OTHERS, Decision, joined
 from mimose.records import Peaks, StepRecord
+from mimose.runtime.seconds import Mark
 from mimose.tensors import tensors_in
 from mimose.torch_private import (
     NO_GRAPH_TASK,
@@ -208,6 +209,7 @@ class Window:
         is_closed: Whether its outcome is made.
         peak_bytes: The highest level so far.
         peaks: What was read as its backward ended; None before.
+        began: When its first forward did.
     """
 
     def __init__(self, memory: Memory, carried: RetainedOutputs | None = None) -> None:
@@ -227,6 +229,7 @@ class Window:
         self.is_running = self.is_closed = False
         self.peak_bytes = 0
         self.peaks: Peaks | None = None
+        self.began: Mark | None = None
 
     @property
     def before(self) -> tuple[StepInput, Decision] | None:
@@ -717,6 +720,9 @@ class Steps:
             self.open.remove(step)
             step.growth_bytes = last.growth_bytes  # it knew all of them
             records.append(step.close(has_ended=True))
+        if window.began is not None and not any(record.retries for record in records):
+            actions = [action for record in records for action in record.actions]
+            self._engine.seconds.step_ended(window.began, facts, actions)
         trace, sample = window.trace, None
         if trace is not None:
             sample = analyse(trace.marks, trace.events, last.menu)

@@ -1,0 +1,93 @@
+"""Seconds of steps to come, against those of the simulated device's own clock."""
+
+import json
+import random
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import mimose
+from mimose.predictors import fit_rates
+
+pytestmark = pytest.mark.sim
+
+N_UPDATES = 20
+
+
+@pytest.fixture
+def model(sim):
+    """Layers whose steps take the device milliseconds."""
+    sim.set_hollow(sim.CARDS["h100"])
+    with torch.device("sim"):
+        layers = (
+            nn.TransformerEncoderLayer(256, 4, 1024, batch_first=True) for _ in range(6)
+        )
+        return nn.Sequential(*layers).train()
+
+
+def _update(model, optimizer, shapes, *, has_closure):
+    """Run forwards and backwards, and a step of the optimizer behind them."""
+
+    def closure():
+        for rows, length in shapes:
+            x = torch.zeros(rows, length, 256, device="sim")
+            model(x).sum().backward()
+
+    if has_closure:
+        optimizer.step(closure)
+    else:
+        closure()
+        optimizer.step()
+    optimizer.zero_grad()
+
+
+@pytest.mark.parametrize(
+    ("n_shapes", "has_closure"), [(1, False), (1, True), (3, False)]
+)
+def test_seconds_are_those_of_the_device(sim, model, n_shapes, has_closure):
+    """Steps of other rows and lengths, recomputed layers and the optimizer's share."""
+    draw = random.Random(5)
+    optimizer = torch.optim.AdamW(model.parameters())
+    with mimose.attach(model, "360MiB", refine=False) as session:
+        errors, extra = [], []
+        for update in range(N_UPDATES):
+            shapes = [
+                (draw.randint(4, 24), draw.randint(20, 200)) for _ in range(n_shapes)
+            ]
+            names = [{"input.0": rows, "input.1": length} for rows, length in shapes]
+            told = [session.forecast(name) for name in names] if update > 13 else []
+            before = sim.clock()
+            _update(model, optimizer, shapes, has_closure=has_closure)
+            took = sim.clock().since(before).kernels  # not the allocator's calls
+            if told:
+                errors.append(sum(each.seconds for each in told) / took - 1.0)
+                extra.extend(each.extra_seconds for each in told)
+        state, last = json.dumps(session.state_dict()), session.forecast()
+    assert np.median(np.abs(errors)) < 0.1
+    assert max(extra) > 0.0
+    with mimose.attach(model, "360MiB", refine=False) as other:
+        other.load_state_dict(json.loads(state))
+        assert other.forecast(last.shape).seconds == pytest.approx(last.seconds, 0.05)
+
+
+def test_seconds_are_not_known_of_one_shape(model):
+    """One shape's seconds do not tell what of them is fixed."""
+    optimizer = torch.optim.SGD(model.parameters())
+    with mimose.attach(model, "360MiB", refine=False) as session:
+        for _ in range(N_UPDATES):
+            _update(model, optimizer, [(8, 64)], has_closure=False)
+        assert session.forecast().fits
+        assert session.forecast().seconds is None
+
+
+def test_rates_have_no_minus_and_shrug_off_a_step_that_waited():
+    """What explains nothing has the rate 0, and a tenfold step moves none."""
+    draw = np.random.default_rng(3)
+    work = np.column_stack((np.ones(30), draw.uniform(1, 9, (30, 2))))
+    seconds = work @ [0.5, 0.25, 0.0] - 0.002 * work[:, 2]
+    seconds[::10] *= 10.0
+    rates = fit_rates(work, seconds, np.zeros(3))
+    assert rates == pytest.approx([0.5, 0.25, 0.0], abs=0.02)
+    assert 0.0 == rates[2]
