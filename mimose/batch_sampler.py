@@ -86,7 +86,8 @@ class BatchSampler(Sampler[list[int]]):
     Attributes:
         session: Who forecasts; may be set later, and counts from the next round on.
         n_drawn: Batches of the running epoch drawn so far, by this rank.
-        is_settled: Whether the last round changed nothing: then ``len`` is exact.
+        epoch: The number of the running epoch, or of the last one.
+        is_settled: Whether the last round changed nothing: then ``len`` is known.
 
     Args:
         lengths: Of all samples: integers, or by name (as `Session.forecast` has it,
@@ -151,9 +152,9 @@ class BatchSampler(Sampler[list[int]]):
         self._max_rows, self._max_tokens = max_rows, max_tokens
         self._rank, self._world_size = rank, world_size
         self._anchors = [_anchors(column, len(columns) > 1) for column in columns]
-        self._epoch = 0
+        self.epoch = 0
         self._table: _Table = None
-        self.is_settled = False
+        self.is_settled = self._is_expecting = False
         self._warned = False
         self._reset()
 
@@ -162,7 +163,7 @@ class BatchSampler(Sampler[list[int]]):
     def _reset(self) -> None:
         """Go to the start of the epoch."""
         self.n_drawn = 0
-        self._is_resumed = self._is_over = False
+        self._is_resumed = self._is_over = self._is_frozen = False
         self._history: list[tuple[int, _Table]] = []
         """Each table, and how many batches were drawn before it."""
         self._order = self._sorted()
@@ -177,25 +178,45 @@ class BatchSampler(Sampler[list[int]]):
         begins anew, unless a state of it was loaded.
         """
         if self._is_over:
-            self._epoch += 1
+            self.epoch += 1
             self._reset()
         elif self.n_drawn and not self._is_resumed:
             self._reset()
         self._is_resumed = False
         left = 0
         while self._steps or not self._history:
-            if not left:
+            if not left and not self._is_frozen:
                 self._renew()
                 left = _SETTLED_ROUND if self.is_settled else _ROUND
             left -= 1
-            yield self._order[self._draw()[self._rank]].tolist()
-        self._is_over = True
+            batch = self._draw()[self._rank]
+            self._is_over = not self._steps
+            yield self._order[batch].tolist()
 
     def __len__(self) -> int:
-        """Return how many batches the epoch has: an estimate until rows are settled."""
-        if not self._history:
-            self._take(self._forecast_or_none())
+        """Return how many batches the running epoch has, to whose end rows stay so.
+
+        Raises:
+            TypeError: That is not known between epochs, nor while rows change as the
+                session learns, nor before ranks have told each other. An estimate is no
+                answer: trainers that know a length leave out what is behind it.
+        """
+        is_alone = self._world_size == 1 or self.session is None
+        if not self._history and is_alone:  # other ranks need not ask for it
+            self._renew()
+            self._renew()
+        if self._is_over or not self.is_settled:
+            msg = (
+                "how many batches mimose.BatchSampler draws in an epoch is known in "
+                "its midst, once the session has learned; a trainer needs max_steps"
+            )
+            raise TypeError(msg)
+        self._is_frozen = True
         return self.n_drawn + len(self._steps)
+
+    def expect_session(self) -> None:
+        """Draw small batches until `session` is set, by whoever calls this."""
+        self._is_expecting = True
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch; nothing happens if it is the running one.
@@ -203,8 +224,8 @@ class BatchSampler(Sampler[list[int]]):
         Args:
             epoch: Its number; the first is 0.
         """
-        if epoch != self._epoch:
-            self._epoch = epoch
+        if epoch != self.epoch:
+            self.epoch = epoch
             self._reset()
 
     @property
@@ -238,10 +259,13 @@ class BatchSampler(Sampler[list[int]]):
         if not 0 <= n_trained <= self.n_drawn:
             msg = f"n_trained must be from 0 to {self.n_drawn} (drawn), got {n_trained}"
             raise ValueError(msg)
+        epoch = self.epoch
+        if self._is_over and n_trained == self.n_drawn:
+            epoch, n_trained = epoch + 1, 0
         used = [list(entry) for entry in self._history if entry[0] < n_trained]
         return {
             "of": self._description(),
-            "epoch": self._epoch,
+            "epoch": epoch,
             "n_trained": n_trained,
             "history": used,
             "table": self._table,
@@ -261,9 +285,9 @@ class BatchSampler(Sampler[list[int]]):
         if state["of"] != own:
             msg = f"the state is of a sampler with {state['of']}; this one has {own}"
             raise StateMismatchError(msg)
-        self._epoch = state["epoch"]
+        self.epoch = state["epoch"]
         self._reset()
-        ends = [n for n, _ in state["history"][1:]] + [state["n_trained"]]
+        ends = [*(n for n, _ in state["history"]), state["n_trained"]][1:]
         for (_, table), end in zip(state["history"], ends, strict=False):
             self._take(table)
             while self.n_drawn < end:
@@ -289,7 +313,7 @@ class BatchSampler(Sampler[list[int]]):
 
     def _sorted(self) -> _Ints:
         """Return all samples with like lengths together, the longest first."""
-        rng = np.random.default_rng((self._seed, self._epoch))
+        rng = np.random.default_rng((self._seed, self.epoch))
         logs = np.log(self._lengths)
         n, several = len(logs), logs.shape[1] > 1
         jitter = math.log(_LIKE_OF_SEVERAL if several else _LIKE)
@@ -318,8 +342,10 @@ class BatchSampler(Sampler[list[int]]):
             else:
                 batches.append(batches[-1])
         if self._shuffle:
-            rng = np.random.default_rng((self._seed, self._epoch, self.n_drawn))
+            rng = np.random.default_rng((self._seed, self.epoch, self.n_drawn))
             batches = [batches[i] for i in rng.permutation(len(batches))]
+        if table == []:  # nothing is known yet: the shorter half comes first
+            batches.sort(key=lambda batch: batch[0] < len(self._order) // 2)
         steps = [batches[i : i + n] for i in range(0, len(batches), n)]
         self._steps = steps[::-1]
 
@@ -393,13 +419,13 @@ class BatchSampler(Sampler[list[int]]):
         table = self._agreed(self._forecast_or_none())
         is_same = bool(self._history) and table == self._table
         self.is_settled = is_same and table != [] and all(table or [1])
-        if self.session is None:
-            self.is_settled = True
         if not is_same:
             self._take(table)
 
     def _forecast_or_none(self) -> _Table:
-        return None if self.session is None else self._forecast(self.session)
+        if self.session is None:
+            return [] if self._is_expecting else None
+        return self._forecast(self.session)
 
     def _agreed(self, own: _Table) -> _Table:
         """Return the fewest rows of all ranks."""

@@ -33,11 +33,11 @@ def _of_ranks(lengths, n_ranks, **options):
 @settings(deadline=None, max_examples=30)
 @given(_LENGTHS, _LIMITS)
 def test_an_epoch_has_each_sample_once(lengths, limits):
-    """Within the limits, ``len`` batches, and so in the next epoch as well."""
+    """Within the limits, and so in the next epoch as well."""
     sampler = mimose.BatchSampler(lengths, **limits)
     for _ in range(2):
-        n_batches, batches = len(sampler), list(sampler)
-        assert n_batches == len(batches) == sampler.n_drawn
+        batches = list(sampler)
+        assert len(batches) == sampler.n_drawn
         assert list(range(len(lengths))) == sorted(
             at for batch in batches for at in batch
         )
@@ -81,9 +81,9 @@ def test_an_epoch_goes_on_where_it_was_trained_to(lengths, limits, data):
     state = json.loads(json.dumps(sampler.state_dict(n_trained)))
     resumed, *_ = _of_ranks(lengths, 2, **limits)
     resumed.load_state_dict(state)
-    resumed.set_epoch(3)
-    assert n_trained == resumed.n_drawn
     if n_trained < len(batches):
+        resumed.set_epoch(3)
+        assert n_trained == resumed.n_drawn
         assert batches[n_trained:] == list(resumed)
     sampler.set_epoch(4)
     assert list(sampler) == list(resumed)
