@@ -46,7 +46,7 @@ from mimose.exceptions import (
     OtherRankError,
     first_line,
 )
-from mimose.inputs.sharding import OwnParameters, communicates, is_sharded
+from mimose.inputs.sharding import communicates, is_sharded
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners import Menu
 from mimose.policy import Decision, Policy
@@ -456,15 +456,12 @@ def later_waits(
         modules: The layers.
         known: The places of those that ranks agree on.
     """
-    own = OwnParameters(model, modules)
-    n_seen = -1
+    seen: tuple[type, ...] = ()
 
     def refuse() -> None:
-        nonlocal n_seen
-        if n_ranks() < 2:
-            return
-        own.read()
-        if own.n_read == n_seen:
+        nonlocal seen
+        kinds = tuple(map(type, (model, *modules)))  # `fully_shard` replaces them
+        if n_ranks() < 2 or kinds == seen:
             return
         for index, why in _waiting(names, modules).items():
             if index not in known:
@@ -476,7 +473,7 @@ def later_waits(
                     f"convert_sync_batchnorm"
                 )
                 raise MimoseError(msg)
-        n_seen = own.n_read
+        seen = kinds
 
     return refuse
 

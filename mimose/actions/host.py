@@ -236,16 +236,29 @@ class Streams(NamedTuple):
     """Returns the one that this thread computes on."""
 
 
-class Copies:
-    """Copies bytes to the host and back: Note: [Who waits for whom].
+class Host:
+    """Holds a device's bytes in the host's memory: Note: [Who waits for whom].
 
     Args:
+        budget_bytes: As many bytes of the host.
         device: Where tensors come from, and go back to.
-        streams: The device's; without them copies have ended when they return.
+        streams: The device's; None for new ones. Where a device has none, copies have
+            ended when they return.
+
+    Attributes:
+        memory: Lends the host's.
+        device: The same.
     """
 
-    def __init__(self, device: torch.device, streams: Streams | None = None) -> None:
-        self._device = device
+    def __init__(
+        self, budget_bytes: int, device: torch.device, streams: Streams | None = None
+    ) -> None:
+        is_pinned = device.type in _PINNED
+        if is_pinned and streams is None:
+            current = partial(torch.accelerator.current_stream, device)
+            streams = Streams(torch.Stream(device), torch.Stream(device), current)
+        self.memory = HostMemory(budget_bytes, is_pinned=is_pinned)
+        self.device = device
         self._streams = streams
         self._leaving: deque[tuple[Any, torch.Tensor, Any]] = deque()
         """Copies out: when each has ended, what it copies, and on which stream that
@@ -280,7 +293,7 @@ class Copies:
             sent: What `to_host` returned.
         """
         self.settle()
-        target = torch.empty(n_bytes, dtype=torch.uint8, device=self._device)
+        target = torch.empty(n_bytes, dtype=torch.uint8, device=self.device)
         arrived, computing = self._copy(_pairs(target, pieces), "inward", sent)
         return Arrival(target, arrived, computing, self._streams)
 
@@ -380,24 +393,6 @@ class Packed(NamedTuple):
     """Returns a storage that is laid out as the one that was packed."""
 
 
-class Host:
-    """Holds storages of a device in the host's memory.
-
-    Args:
-        budget_bytes: As many bytes of the host.
-        device: Whose storages are taken.
-    """
-
-    def __init__(self, budget_bytes: int, device: torch.device) -> None:
-        is_pinned, streams = device.type in _PINNED, None
-        if is_pinned:
-            current = partial(torch.accelerator.current_stream, device)
-            streams = Streams(torch.Stream(device), torch.Stream(device), current)
-        self.memory = HostMemory(budget_bytes, is_pinned=is_pinned)
-        self.copies = Copies(device, streams)
-        self.device = device
-
-
 class HostCall:
     """Sends what one call saves to the host: a `Codec`.
 
@@ -416,7 +411,7 @@ class HostCall:
         try:
             yield
         finally:
-            self._host.copies.settle()
+            self._host.settle()
 
     def role(self, tensor: torch.Tensor) -> bool | None:
         """Return True for any tensor of the device; None for others."""
@@ -429,7 +424,7 @@ class HostCall:
         buffer = memory.take(storage.nbytes())
         if buffer is None:
             return None
-        made = _OnHost(self, self._host.copies, buffer, storage)
+        made = _OnHost(self, self._host, buffer, storage)
         self._sent.append(weakref.ref(made))
         return Packed(0, memory.most_bytes(storage.nbytes()), made.unpack)
 
@@ -456,22 +451,22 @@ class _OnHost:
         "_buffer",
         "_call",
         "_coming",
-        "_copies",
         "_ended",
+        "_host",
         "_n_bytes",
     )
 
     def __init__(
         self,
         call: HostCall,
-        copies: Copies,
+        host: Host,
         buffer: HostBuffer,
         storage: torch.UntypedStorage,
     ) -> None:
         self._n_bytes = storage.nbytes()
-        self._call, self._copies, self._buffer = call, copies, buffer
+        self._call, self._host, self._buffer = call, host, buffer
         self._coming: Arrival | None = None
-        self._ended = copies.to_host(bytes_of(storage), buffer)
+        self._ended = host.to_host(bytes_of(storage), buffer)
 
     def unpack(self) -> torch.UntypedStorage:
         """Return the storage, on its device."""
@@ -483,7 +478,7 @@ class _OnHost:
         return tensor.untyped_storage()
 
     def _fetch(self) -> Arrival:
-        return self._copies.to_device(self._buffer, self._n_bytes, self._ended)
+        return self._host.to_device(self._buffer, self._n_bytes, self._ended)
 
     def send_for(self) -> None:
         """Begin to bring it back."""

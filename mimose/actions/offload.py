@@ -40,7 +40,7 @@ class OffloadInput(Recompute):
         """Run the forward, and send its input."""
         assert self._host is not None
         output = super().run(call, probe)
-        self._host.copies.settle()
+        self._host.settle()
         return output
 
     def _send_away(self, call: UnitCall, probe: Probe | None) -> AwayInput | None:

@@ -12,10 +12,10 @@ from mimose.exactness.findings import Findings
 from mimose.exactness.guard import Key, State, held_objects
 from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.side_effects import (
-    Generators,
     SavedTensors,
     TensorSlot,
     accelerators_of,
+    generators,
     running_statistics,
     saved_random_state,
     tensor_slots,
@@ -38,7 +38,7 @@ class Snapshot:
     def __init__(self, model: nn.Module, changing: Iterable[TensorSlot]) -> None:
         modules = list(model.modules())
         self._devices = accelerators_of(model)
-        self._generators = Generators(modules)
+        self._generators = generators(modules)
         users = [module for module in modules if _is_of_users(module)]
         tables = [*map(vars, users), *map(submodules_of, users), *held_objects(users)]
         tables += [table for m in modules if (table := buffers_of(m))]
@@ -61,7 +61,7 @@ class Snapshot:
             is_wide: Whether to save all tensors that might change.
         """
         self._restore_random = saved_random_state(self._devices)
-        self._generators.take()
+        self._drawn = [(each, each.read()) for each in self._generators]
         if self._state is None or not self._state.is_now():
             self._state, self._versions = State(self._tables), None
         if is_wide or list(map(version_of, self._constant)) != self._versions:
@@ -76,7 +76,8 @@ class Snapshot:
         """Put everything back, tensors in place."""
         assert self._state is not None
         self._restore_random()
-        self._generators.restore()
+        for generator, drawn in self._drawn:
+            generator.restore(drawn)
         self._state.put()
         for slot, state in self.saved.states:
             slot.restore(state)

@@ -359,7 +359,7 @@ def running_statistics(modules: Iterable[nn.Module]) -> list[TensorSlot]:
 # -------------------------------------------------------------------------- generators
 
 
-class _Generator(NamedTuple):
+class Generator(NamedTuple):
     """A random state that torch's own saving does not know."""
 
     name: str
@@ -368,8 +368,8 @@ class _Generator(NamedTuple):
 
 
 _GLOBAL = (
-    _Generator("Python's generator", random.getstate, random.setstate),
-    _Generator(
+    Generator("Python's generator", random.getstate, random.setstate),
+    Generator(
         "NumPy's generator",
         partial(np.random.get_state, legacy=False),
         np.random.set_state,
@@ -377,49 +377,26 @@ _GLOBAL = (
 )
 
 
-def _generator(value: object) -> _Generator | None:
+def _generator(value: object) -> Generator | None:
     name = "a generator of its own"
     if isinstance(value, torch.Generator):
-        return _Generator(name, value.get_state, value.set_state)
+        return Generator(name, value.get_state, value.set_state)
     if isinstance(value, random.Random):
-        return _Generator(name, value.getstate, value.setstate)
+        return Generator(name, value.getstate, value.setstate)
     if isinstance(value, np.random.Generator):
         bits = value.bit_generator
 
         def put(state: Any) -> None:
             bits.state = state
 
-        return _Generator(name, lambda: bits.state, put)
+        return Generator(name, lambda: bits.state, put)
     return None
 
 
-class Generators:
-    """Python's and NumPy's generators as they are now, and those of some modules.
-
-    Args:
-        modules: The modules.
-    """
-
-    def __init__(self, modules: Iterable[nn.Module] = ()) -> None:
-        own = (_generator(v) for module in modules for v in vars(module).values())
-        self._all = [*_GLOBAL, *(each for each in own if each is not None)]
-        self.take()
-
-    def take(self) -> None:
-        """Take note of where they are now."""
-        self._states = [each.read() for each in self._all]
-
-    def why_impure(self) -> str:
-        """Say what was drawn from since then; "" where that was none of them."""
-        for each, state in zip(self._all, self._states, strict=True):
-            if pickle.dumps(each.read()) != pickle.dumps(state):
-                return f"its forward draws from {each.name}"
-        return ""
-
-    def restore(self) -> None:
-        """Put all of them back."""
-        for each, state in zip(self._all, self._states, strict=True):
-            each.restore(state)
+def generators(modules: Iterable[nn.Module]) -> list[Generator]:
+    """Return Python's and NumPy's generators, and those of some modules."""
+    own = (_generator(v) for module in modules for v in vars(module).values())
+    return [*_GLOBAL, *(each for each in own if each is not None)]
 
 
 # ---------------------------------------------------------------------- the first call
@@ -436,7 +413,7 @@ class FirstCall:
         self._modules = tuple(module.modules())
         self._weights = dict(module.named_parameters())
         self._versions = self._count()
-        self._generators = Generators(self._modules)
+        self._drawn = [(each, each.read()) for each in generators(self._modules)]
         self.saved = SavedTensors(tensor_slots(self._modules))
         """As they were before, to be lent to a recomputation."""
 
@@ -455,7 +432,10 @@ class FirstCall:
         """Say why the layer may not run again; "" where it may."""
         if self._versions != self._count():
             return "its forward edits its own weights"
-        return self._generators.why_impure()
+        for each, state in self._drawn:
+            if pickle.dumps(each.read()) != pickle.dumps(state):
+                return f"its forward draws from {each.name}"
+        return ""
 
 
 # ----------------------------------------------------------------- what a call is given

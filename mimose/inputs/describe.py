@@ -25,7 +25,7 @@ from torch import nn
 from mimose.exceptions import MimoseError
 from mimose.inputs.compiled import unwrapped
 from mimose.inputs.layers import refuse_other_checkpointing
-from mimose.inputs.sharding import OwnParameters
+from mimose.inputs.sharding import groups_in, own_parameters, waits_for_reduction
 from mimose.tensors import local_bytes
 from mimose.types import BY_ROWS, MOST_CONTEXTS, StepInput
 
@@ -496,10 +496,11 @@ class Describer:
         self._switches = [m for m in modules if hasattr(m, "gradient_checkpointing")]
         """Modules that can checkpoint by themselves: to look for them at each new shape
         took 4 ms of a model of 400 modules."""
-        self._own = OwnParameters(self._model, self._units)
         self._sharded_by = self._model, *self._units
         self._kinds: tuple[type, ...] = ()
         """Of these modules: `fully_shard` replaces them, and with them parameters."""
+        self._groups: list[Any] = []
+        """FSDP2's, if the model is sharded."""
         self._parameters: tuple[nn.Parameter, ...] = ()
         self._flags: tuple[bool, ...] = ()
         self._modes: dict[tuple[bool, ...], Mode] = {}
@@ -515,17 +516,15 @@ class Describer:
             MimoseError: The inputs are on another device than the model.
             CheckpointingConflictError: The model's own checkpointing was switched on.
         """
-        if tuple(map(type, self._sharded_by)) != self._kinds:
-            self._kinds = tuple(map(type, self._sharded_by))
-            self._parameters = self._own.read()
+        self._read_parameters()
         flags = (*map(_TRAINING, self._attributes), *map(_LEARNS, self._parameters))
-        if self._own.groups:
-            flags += (self._own.reduces(),)
+        if self._groups:
+            flags += (bool(self._groups[0].reduce_grads),)
         if self._odd:
             flags += tuple([module.training for module in self._odd])
         if flags != self._flags:
             self._note_mode(flags)
-        has_gradients = bool(self._own.groups) and self._own.wait_unreduced()
+        has_gradients = waits_for_reduction(self._groups)
         for probe in self.mode.probes:
             if probe.grad is not None:
                 has_gradients = True
@@ -545,10 +544,19 @@ class Describer:
         self.last = found
         return found
 
+    def _read_parameters(self) -> None:
+        """Read the parameters anew, if the model was sharded since the last time."""
+        kinds = tuple(map(type, self._sharded_by))
+        if kinds != self._kinds:
+            self._kinds = kinds
+            self._groups = [group for _, group in groups_in(self._model)]
+            self._parameters = tuple(own_parameters(self._model))
+
     def gradient_bytes(self) -> tuple[int, int]:
         """Return the bytes of gradients that are there, and of all there will be."""
         there = to_be = 0
-        for parameter in self._parameters or self._own.read():
+        self._read_parameters()
+        for parameter in self._parameters:
             if parameter.grad is not None:
                 there += local_bytes(parameter.grad)
             if parameter.requires_grad:

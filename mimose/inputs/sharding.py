@@ -10,7 +10,7 @@ again once the model has been sharded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from torch import distributed, nn
@@ -212,43 +212,13 @@ def _told(group: Any, *, is_kept: bool) -> str:
     return ", ".join(told)
 
 
-class OwnParameters:
-    """A model's parameters and where their gradients are, read anew once it is sharded.
+def waits_for_reduction(groups: Iterable[Any]) -> bool:
+    """Whether whole gradients of FSDP2's groups wait for a backward that reduces them.
 
     Args:
-        model: The model.
-        units: The layers that it may be sharded by.
+        groups: As `groups_in` yields them.
     """
-
-    def __init__(self, model: nn.Module, units: Sequence[nn.Module]) -> None:
-        self._modules = model, *units
-        self._kinds: tuple[type, ...] = ()
-        self.groups: list[Any] = []
-        """FSDP2's, if the model is sharded."""
-        self._read: tuple[nn.Parameter, ...] = ()
-        self.n_read = 0
-        """How often they were read anew."""
-
-    def read(self) -> tuple[nn.Parameter, ...]:
-        """Return the parameters: those of last time, unless it was sharded since."""
-        kinds = tuple(map(type, self._modules))
-        if kinds != self._kinds:
-            self._kinds = kinds
-            model = self._modules[0]
-            self.groups = [group for _, group in groups_in(model)]
-            self._read = tuple(own_parameters(model))
-            self.n_read += 1
-        return self._read
-
-    def reduces(self) -> bool:
-        """Whether a sharded model's next backward reduces gradients."""
-        return bool(self.groups[0].reduce_grads)
-
-    def wait_unreduced(self) -> bool:
-        """Whether gradients wait, whole, for a backward that reduces them."""
-        return any(
-            waits_unreduced(one) for group in self.groups for one in group.fsdp_params
-        )
+    return any(waits_unreduced(one) for group in groups for one in group.fsdp_params)
 
 
 def communicates(unit: nn.Module) -> str:

@@ -251,74 +251,84 @@ def _guard(trainer: Any) -> None:
         trainer: Its own attributes are set; a training that runs already is guarded
             step by step.
     """
-    if isinstance(trainer.train, _Guarded):
+    if isinstance(trainer.train, _Replaced):
         return
     if trainer.is_in_train:
-        trainer.training_step = _Guarded(trainer, "training_step")
-    trainer.training_step = _Step(trainer, "training_step")
-    trainer.train = _Guarded(trainer, "train")
+        trainer.training_step = _Replaced(trainer, "training_step", _guarded)
+    trainer.training_step = _Replaced(trainer, "training_step", _repeated)
+    trainer.train = _Replaced(trainer, "train", _guarded)
 
 
-class _Guarded:
-    """A trainer's method that detaches the callbacks where it raises.
+class _Replaced:
+    """A trainer's method, and what runs in its place.
 
     It does not keep the trainer alive, and a copy of the trainer gets one of its own.
+
+    Args:
+        trainer: The trainer.
+        name: The method's.
+        run: Called with this and a call's arguments.
     """
 
-    def __init__(self, trainer: Any, name: str) -> None:
+    def __init__(self, trainer: Any, name: str, run: Callable[..., Any]) -> None:
         functools.update_wrapper(self, getattr(type(trainer), name), updated=())
-        self._trainer = weakref.ref(trainer)
-        self._name = name
+        self.trainer = weakref.ref(trainer)
+        self._name, self._run = name, run
         self._own = vars(trainer).get(name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        try:
-            return self._method(*args, **kwargs)
-        except BaseException:
-            for callback in self._callbacks:
-                callback.detach()
-            raise
+        return self._run(self, *args, **kwargs)
 
     @property
-    def _method(self) -> Callable[..., Any]:
-        trainer: Any = self._trainer()
+    def method(self) -> Callable[..., Any]:
+        trainer: Any = self.trainer()
         own: Any = self._own or getattr(type(trainer), self._name).__get__(trainer)
         return own  # type: ignore[no-any-return]
 
     @property
-    def _callbacks(self) -> list[MimoseCallback]:
-        trainer: Any = self._trainer()
+    def callbacks(self) -> list[MimoseCallback]:
+        trainer: Any = self.trainer()
         every = trainer.callback_handler.callbacks
         return [callback for callback in every if isinstance(callback, MimoseCallback)]
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Guarded:
-        trainer = self._trainer()
-        return type(self)(memo.get(id(trainer), trainer), self._name)
+    def __deepcopy__(self, memo: dict[int, Any]) -> _Replaced:
+        trainer = self.trainer()
+        return _Replaced(memo.get(id(trainer), trainer), self._name, self._run)
 
     def __reduce__(self) -> Any:
-        return type(self), (self._trainer(), self._name)
+        return _Replaced, (self.trainer(), self._name, self._run)
 
 
-class _Step(_Guarded):
-    """A trainer's step on one batch, run again if another plan helps its backward.
+def _guarded(replaced: _Replaced, *args: Any, **kwargs: Any) -> Any:
+    """Run a trainer's method, and detach the callbacks where it raises."""
+    try:
+        return replaced.method(*args, **kwargs)
+    except BaseException:
+        for callback in replaced.callbacks:
+            callback.detach()
+        raise
+
+
+def _repeated(
+    replaced: _Replaced, model: Any, inputs: Any, *args: Any, **kwargs: Any
+) -> Any:
+    """Run a trainer's step on one batch; again, if another plan helps its backward.
 
     That is where one process trains and no gradients are there yet.
     """
+    trainer: Any = replaced.trainer()
+    kind = getattr(trainer.accelerator, "distributed_type", None)
+    begins = [each.begin_attempts for each in replaced.callbacks]
+    attached = [begin for begin in begins if begin() is not None]
+    if len(attached) != 1 or kind != DistributedType.NO:
+        return replaced.method(model, inputs, *args, **kwargs)
+    step = TrainersStep(model, attached[0])
+    step.note_gradients()
+    given = [copy.copy(inputs)]  # a step may take out of it what it has used
 
-    def __call__(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        trainer: Any = self._trainer()
-        kind = getattr(trainer.accelerator, "distributed_type", None)
-        begins = [each.begin_attempts for each in self._callbacks]
-        attached = [begin for begin in begins if begin() is not None]
-        if len(attached) != 1 or kind != DistributedType.NO:
-            return self._method(model, inputs, *args, **kwargs)
-        step = TrainersStep(model, attached[0])
-        step.note_gradients()
-        given = [copy.copy(inputs)]  # a step may take out of it what it has used
+    def attempt() -> Any:
+        again = given[0] if step.n_failed else inputs
+        given[0] = copy.copy(given[0])
+        return replaced.method(model, again, *args, **kwargs)
 
-        def attempt() -> Any:
-            again = given[0] if step.n_failed else inputs
-            given[0] = copy.copy(given[0])
-            return self._method(model, again, *args, **kwargs)
-
-        return step.run(attempt)
+    return step.run(attempt)

@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -586,35 +586,28 @@ def _backward_segment(
 # ------------------------------------------------------------------ outputs
 
 
-class RetainedOutputs:
-    """The bytes of the last step's outputs that the user still holds.
+Retained: TypeAlias = Mapping[int, tuple[Callable[[], object], int]]
+"""By storage of an output of the last step: what returns it as long as the user holds
+it, and its bytes. It is part of what the next step starts from, and usually goes when
+its outputs take their names: after its forward, before its backward."""
 
-    They are part of what the next step starts from, and usually go when its outputs
-    take their names: after its forward, before its backward.
+
+def retained_outputs(tensors: Sequence[torch.Tensor], others: Retained) -> Retained:
+    """Take note of outputs that the user may hold on to.
 
     Args:
         tensors: What the root returned.
         others: Those of an earlier forward of the same step.
     """
-
-    def __init__(
-        self,
-        tensors: Sequence[torch.Tensor],
-        others: RetainedOutputs | None = None,
-    ) -> None:
-        self._held: dict[int, tuple[weakref.ref[Any], int]] = {}
-        if others is not None:
-            self._held.update(others._held)
-        for tensor in tensors:
-            if tensor.layout != torch.strided:
-                continue
+    held = dict(others)
+    for tensor in tensors:
+        if tensor.layout == torch.strided:
             storage = tensor.untyped_storage()
             if storage.nbytes() >= _LEAST_OUTPUT_BYTES:
-                held = weakref.ref(storage), storage.nbytes()
-                self._held[storage_key(storage)] = held
+                held[storage_key(storage)] = weakref.ref(storage), storage.nbytes()
+    return held
 
-    def live_bytes(self) -> int:
-        """Return how much of it is still alive."""
-        if not self._held:
-            return 0
-        return sum(n for ref, n in self._held.values() if ref() is not None)
+
+def retained_bytes(outputs: Retained) -> int:
+    """Return how much of some outputs is still alive."""
+    return sum(n for ref, n in outputs.values() if ref() is not None)

@@ -37,7 +37,14 @@ from mimose.budget import format_bytes
 from mimose.cost.measured import ran_least
 from mimose.cost.problem import Memory
 from mimose.exceptions import MimoseError
-from mimose.memory.marks import RetainedOutputs, Trace, analyse, without_readings
+from mimose.memory.marks import (
+    Retained,
+    Trace,
+    analyse,
+    retained_bytes,
+    retained_outputs,
+    without_readings,
+)
 from mimose.memory.meters import Meter
 from mimose.policy import OTHERS, Decision, joined
 from mimose.records import Peaks, StepRecord
@@ -212,10 +219,10 @@ class Window:
         began: When its first forward did.
     """
 
-    def __init__(self, memory: Memory, carried: RetainedOutputs | None = None) -> None:
+    def __init__(self, memory: Memory, carried: Retained) -> None:
         self.memory = memory
-        self.carried = carried or RetainedOutputs([])
-        self.carried_bytes = self.carried.live_bytes()
+        self.carried = carried
+        self.carried_bytes = retained_bytes(carried)
         self.released_bytes = 0
         self.steps: list[Step] = []
         self.parts: list[StepInput] = []
@@ -502,7 +509,7 @@ class Steps:
         self._has_missed = False
         self.n_begun = 0
         self.open: list[Step] = []
-        self.retained = RetainedOutputs([])
+        self.retained: Retained = {}
         self.is_shared = self.releases = False
         self._is_finished = False
 
@@ -584,7 +591,7 @@ class Steps:
         if not is_waiting:
             step.unseen = self._unseen(tensors, output)
         self._wall_of = weakref.ref(graph, self._graph_gone)
-        self.retained = RetainedOutputs(tensors, self.retained if step.part else None)
+        self.retained = retained_outputs(tensors, self.retained if step.part else {})
         window.add(step, calls)
         self._window = window
         self.open.append(step)
@@ -648,7 +655,9 @@ class Steps:
         if window.trace is not None and gradient.numel() == 1:
             window.trace.mark("backward")  # nothing large ran since the forward
         if window.carried_bytes and not window.is_closed:
-            window.released_bytes = window.carried_bytes - window.carried.live_bytes()
+            window.released_bytes = window.carried_bytes - retained_bytes(
+                window.carried
+            )
         if self._window is window:
             self._window = None
         if step.has_wall:
@@ -699,7 +708,7 @@ class Steps:
             window.spoil(_NOT_ALL)
         for step in others:
             window.remove(step)
-            step.window = Window(window.memory)
+            step.window = Window(window.memory, {})
             step.window.spoil(_NOT_ALL)
             step.window.add(step, window.calls)
             step.window.is_left = True

@@ -9,7 +9,7 @@ import mimose
 from mimose.actions import host
 from mimose.actions.host import (
     LEAST_PIECE,
-    Copies,
+    Host,
     HostMemory,
     parse_host_budget,
 )
@@ -190,21 +190,21 @@ def _pieces(*sizes):
 @pytest.mark.parametrize("streams", [None, Streams()])
 def test_bytes_go_and_come_back(sizes, streams):
     """In one piece or in several, the last of which may be longer."""
-    copies, source, pieces = Copies(CPU, streams), _bytes(1000), _pieces(*sizes)
-    back = copies.to_device(pieces, 1000, copies.to_host(source, pieces)).wait()
+    host_, source, pieces = Host(GIB, CPU, streams), _bytes(1000), _pieces(*sizes)
+    back = host_.to_device(pieces, 1000, host_.to_host(source, pieces)).wait()
     assert torch.equal(source, back)
 
 
 def test_copies_wait_for_the_computing_and_it_for_them():
     """Out: before the memory is anybody else's. In: where it is asked for, once."""
     streams = Streams()
-    copies, pieces = Copies(CPU, streams), _pieces(8)
-    sent = copies.to_host(_bytes(8), pieces)
+    host_, pieces = Host(GIB, CPU, streams), _pieces(8)
+    sent = host_.to_host(_bytes(8), pieces)
     begun = ["c records c1", "out awaits c1", "out copies", "out records out1"]
     assert begun == streams.log
-    copies.settle()
+    host_.settle()
     assert ["c awaits out1"] == streams.log[4:]
-    coming = copies.to_device(pieces, 8, sent)
+    coming = host_.to_device(pieces, 8, sent)
     back = ["c records c2", "in awaits c2", "in awaits out1", "in copies"]
     assert [*back, "in records in1"] == streams.log[5:]
     coming.wait()
@@ -216,8 +216,8 @@ def test_copies_wait_for_the_computing_and_it_for_them():
 def test_what_nobody_has_asked_for_is_waited_for_as_it_goes():
     """Else its memory would be somebody else's while it is written to."""
     streams = Streams()
-    copies, pieces = Copies(CPU, streams), _pieces(8)
-    coming = copies.to_device(pieces, 8, copies.to_host(_bytes(8), pieces))
+    host_, pieces = Host(GIB, CPU, streams), _pieces(8)
+    coming = host_.to_device(pieces, 8, host_.to_host(_bytes(8), pieces))
     computing, streams.computing = streams.computing, Stream("other", streams.log)
     assert coming.wait() is None
     streams.log.clear()

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import mimose
-from mimose.actions.host import Copies
+from mimose.actions.host import Host
 from mimose.runtime import engine
 
 pytestmark = pytest.mark.sim
@@ -188,12 +188,12 @@ def _forward(model, x, patch):
 
 
 def _backward(model, x, patch):
-    patch.setattr(Copies, "to_device", _fail)
+    patch.setattr(Host, "to_device", _fail)
     model(x).backward()
 
 
 def _copy_out(model, x, patch):
-    patch.setattr(Copies, "to_host", _fail)
+    patch.setattr(Host, "to_host", _fail)
     model(x)
 
 
