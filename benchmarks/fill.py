@@ -57,7 +57,7 @@ _WARM = 12
 """Steps that rates of fixed rows and budgets leave out."""
 _UNTIL_SETTLED = 40
 """The same of sessions, which learn in them."""
-_MOST_STEPS = 200
+_MOST_STEPS = 300
 _LIKE = 1.08
 """Samples go together whose first lengths lie within such a factor."""
 

@@ -198,17 +198,16 @@ class BatchSampler(Sampler[list[int]]):
 
         Raises:
             TypeError: That is not known between epochs, nor while rows change as the
-                session learns, nor before ranks have told each other. An estimate is no
-                answer: trainers that know a length leave out what is behind it.
+                session learns. An estimate is no answer: trainers that know a length
+                leave out what is behind it.
         """
-        is_alone = self._world_size == 1 or self.session is None
-        if not self._history and is_alone:  # other ranks need not ask for it
+        if not self._history:
             self._renew()
             self._renew()
         if self._is_over or not self.is_settled:
             msg = (
                 "how many batches mimose.BatchSampler draws in an epoch is known in "
-                "its midst, once the session has learned; a trainer needs max_steps"
+                "it, once the session has learned; a trainer needs max_steps"
             )
             raise TypeError(msg)
         self._is_frozen = True
@@ -344,8 +343,6 @@ class BatchSampler(Sampler[list[int]]):
         if self._shuffle:
             rng = np.random.default_rng((self._seed, self.epoch, self.n_drawn))
             batches = [batches[i] for i in rng.permutation(len(batches))]
-        if table == []:  # nothing is known yet: the shorter half comes first
-            batches.sort(key=lambda batch: batch[0] < len(self._order) // 2)
         steps = [batches[i : i + n] for i in range(0, len(batches), n)]
         self._steps = steps[::-1]
 
@@ -418,7 +415,7 @@ class BatchSampler(Sampler[list[int]]):
         """Begin a round: ask for a table, and take it if it is another one."""
         table = self._agreed(self._forecast_or_none())
         is_same = bool(self._history) and table == self._table
-        self.is_settled = is_same and table != [] and all(table or [1])
+        self.is_settled = is_same and bool(table) and all(table or ())
         if not is_same:
             self._take(table)
 

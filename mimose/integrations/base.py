@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 from torch import nn
 
 from mimose.arguments import layers_of
+from mimose.batch_sampler import BatchSampler
 from mimose.budget import Budget
 from mimose.exceptions import StateMismatchError
 from mimose.report.metrics import MetricsReader
@@ -39,7 +40,9 @@ class SessionCallback:
         learned: What a session knew when a checkpoint was written or training ended.
     """
 
-    _not_copied: ClassVar[tuple[str, ...]] = ("session", "_metrics", "_attached_to")
+    _not_copied: ClassVar[tuple[str, ...]] = (
+        *("session", "_metrics", "_attached_to", "_sampler"),
+    )
     """Left out of copies and pickles: a copy of the callback has trained nothing."""
 
     def __init__(
@@ -55,6 +58,12 @@ class SessionCallback:
         self.learned: dict[str, Any] | None = None
         self._metrics: MetricsReader | None = None
         self._attached_to: nn.Module | None = None
+        self._sampler: BatchSampler | None = None
+        """Of the running training, where its batches are drawn by one of ours."""
+        self._trained = 0, 0
+        """An epoch, and its batches that were trained; a loader may be ahead."""
+        self._batches: dict[str, Any] | None = None
+        """What a sampler knew when the last checkpoint was written."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the session out."""
@@ -82,6 +91,40 @@ class SessionCallback:
         self._metrics = MetricsReader(session)
         _owners[model] = self
         self._recall(self.learned or saved)
+
+    def _draw(self, loader: Any) -> bool:
+        """Have batches drawn by the session, if a loader's sampler is a `BatchSampler`.
+
+        Args:
+            loader: The training's.
+
+        Returns:
+            Whether it is.
+        """
+        sampler = getattr(loader, "batch_sampler", None)
+        self._sampler = sampler if isinstance(sampler, BatchSampler) else None
+        if self._sampler is None:
+            return False
+        self._sampler.expect_session()
+        self._sampler.session = self.session
+        self._trained = self._sampler.epoch, 0
+        if self._batches is not None:
+            self._sampler.load_state_dict(self._batches)
+            self._trained = self._sampler.epoch, self._sampler.n_drawn
+        return True
+
+    def _count_batch(self) -> None:
+        """Take note that a batch was trained."""
+        if self._sampler is not None:
+            epoch, n_trained = self._trained
+            now = self._sampler.epoch
+            self._trained = now, (n_trained if now == epoch else 0) + 1
+
+    def _drawn(self) -> dict[str, Any] | None:
+        """Return where in its epoch the training is; None where no sampler is ours."""
+        if self._sampler is not None:
+            self._batches = self._sampler.state_dict(self._trained[1])
+        return self._batches
 
     def _recall(self, learned: Mapping[str, Any] | None) -> None:
         if self.session is None or learned is None:

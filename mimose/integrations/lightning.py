@@ -165,6 +165,13 @@ class MimoseCallback(SessionCallback, _Base):
         if trainer.world_size == 1 and len(own) <= 1:
             begin = self.begin_attempts
             self._undo_repeats = _repeat_closures(trainer, pl_module, begin)
+        if self._draw(trainer.train_dataloader) and trainer.limit_train_batches == 1.0:
+            # The loader's length is but an estimate: an epoch goes to its end.
+            trainer.fit_loop.max_batches = float("inf")
+            if trainer.val_check_interval == 1.0:
+                trainer.val_check_batch = float("inf")
+        if self._sampler is not None:
+            iter(trainer.fit_loop._data_fetcher)  # it has drawn a batch already
 
     def _scout(
         self,
@@ -179,6 +186,8 @@ class MimoseCallback(SessionCallback, _Base):
             return original(*args, **kwargs)
         self._stop_scouts()
         self._attach(module, layers)
+        if self._sampler is not None:
+            self._sampler.session = self.session
         return module.forward(*args, **kwargs)
 
     def on_train_batch_end(
@@ -193,6 +202,7 @@ class MimoseCallback(SessionCallback, _Base):
                 "is planned so far. Call the model, or self(batch), in training_step; "
                 "or name the module to plan for with MimoseCallback(module=...)"
             )
+        self._count_batch()
         is_last = trainer.is_last_batch or 0 < trainer.max_steps <= trainer.global_step
         is_whole = (batch_idx + 1) % trainer.accumulate_grad_batches == 0
         if self._metrics is None or not (is_whole or is_last) or trainer.barebones:
@@ -242,8 +252,9 @@ class MimoseCallback(SessionCallback, _Base):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, ready for JSON; {} before the first step."""
-        learned = self._remember()
-        return {} if learned is None else {"learned": learned}
+        learned, batches = self._remember(), self._drawn()
+        state = {"learned": learned, "batches": batches}
+        return {name: value for name, value in state.items() if value is not None}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Take over what was learned before the checkpoint was written.
@@ -252,6 +263,7 @@ class MimoseCallback(SessionCallback, _Base):
             state_dict: What ``state_dict`` returned.
         """
         self.learned = state_dict.get("learned")
+        self._batches = state_dict.get("batches")
         if self._attached_to is not None:
             self._recall(self.learned)
 

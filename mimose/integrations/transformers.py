@@ -22,7 +22,9 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from torch import nn
+from torch.utils.data import DataLoader, IterableDataset
 
+from mimose.batch_sampler import BatchSampler
 from mimose.budget import Budget
 from mimose.exceptions import CheckpointingConflictError, MimoseError, NoUnitsError
 from mimose.inputs.compiled import WHY_NOT_WHOLE
@@ -131,12 +133,21 @@ class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
         self.session = self._metrics = None
         try:
             saved = _saved_state(state, type(self).__name__)
-            self._attach(model, self._options["layers"], saved)
+            self._batches = self._batches or saved.get("batches")
+            self._attach(model, self._options["layers"], saved.get("learned"))
         except NoUnitsError as error:
             raises = self._options.get("on_infeasible", "raise") == "raise"
             if raises or self._options["layers"] is not None:
                 raise
             _log.warning("mimose: this training is not planned: %s", error)
+        self._draw(kwargs.get("train_dataloader"))
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Count a batch that was trained."""
+        del args, state, control, kwargs
+        self._count_batch()
+
+    on_substep_end = on_step_end
 
     def on_log(
         self,
@@ -165,7 +176,7 @@ class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return what was learned, ready for JSON."""
-        attributes = {"learned": self._remember()}
+        attributes = {"learned": self._remember(), "batches": self._drawn()}
         return {"args": {"is_restored": True}, "attributes": attributes}
 
 
@@ -219,12 +230,136 @@ def _root_of(root: nn.Module, model: nn.Module) -> nn.Module:
     return root
 
 
-def _saved_state(state: Any, name: str) -> Mapping[str, Any] | None:
+def _saved_state(state: Any, name: str) -> Mapping[str, Any]:
     """Return what a callback of this name has saved with the checkpoint, if any."""
     saved = (state.stateful_callbacks or {}).get(name)
     if isinstance(saved, list):
         saved = saved[-1] if saved else None
-    return None if saved is None else saved.get("attributes", {}).get("learned")
+    return {} if saved is None else saved.get("attributes", {})
+
+
+# ------------------------------------------------------------------ full batches
+
+
+def fill_budget(
+    trainer_class: type[Trainer] = Trainer,
+    budget: Budget | Callable[[], Budget] = None,
+    *,
+    lengths: Any = None,
+    max_rows: int | None = None,
+    max_tokens: int | None = None,
+    **options: Any,
+) -> type[Trainer]:
+    """Make a Trainer whose batches have as many rows as their lengths allow.
+
+    ::
+
+        trainer = fill_budget(Trainer, "6GiB")(model, args, train_dataset=data)
+
+    It has a `MimoseCallback`, and trains on batches of a `mimose.BatchSampler` in place
+    of ``per_device_train_batch_size`` rows. Evaluation is as before. How many batches
+    an epoch has is not known beforehand, so ``max_steps`` has to be set. A run that
+    is resumed goes on behind the last batch trained; the trainer's own skipping is
+    switched off (``ignore_data_skip``).
+
+    Args:
+        trainer_class: `Trainer`, or a class derived from it.
+        budget: As for `mimose.attach`.
+        lengths: As for `mimose.BatchSampler`. None: the dataset's column of lengths
+            (``length_column_name``), or the lengths of its inputs and of labels that
+            have lengths of their own.
+        max_rows: As for `mimose.BatchSampler`.
+        max_tokens: As for `mimose.BatchSampler`.
+        options: All others of `MimoseCallback`.
+
+    Returns:
+        The class; its ``get_train_dataloader`` raises `MimoseError` where ``max_steps``
+        is not set, the dataset is iterable, or accelerate dispatches batches.
+    """
+
+    class Filling(trainer_class):  # type: ignore[valid-type,misc]
+        def __init__(self, *args: Any, **kwargs: Any) -> None:
+            callbacks = [*(kwargs.pop("callbacks", None) or ())]
+            callbacks.append(MimoseCallback(budget, **options))
+            super().__init__(*args, callbacks=callbacks, **kwargs)
+            self.args.ignore_data_skip = True
+
+        def get_train_dataloader(self) -> Any:
+            """Return a loader whose batches the session draws."""
+            own = super().get_train_dataloader()
+            _raise_if_unfillable(self, own)
+            sampler = BatchSampler(
+                _lengths(self) if lengths is None else lengths,
+                seed=self.args.seed if (s := self.args.data_seed) is None else s,
+                max_rows=max_rows,
+                max_tokens=max_tokens,
+                drop_last=self.args.dataloader_drop_last,
+                rank=self.args.process_index,
+                world_size=self.args.world_size,
+            )
+            return _Unsized(
+                own.dataset,
+                batch_sampler=sampler,
+                collate_fn=own.collate_fn,
+                num_workers=own.num_workers,
+                pin_memory=own.pin_memory,
+                worker_init_fn=own.worker_init_fn,
+                multiprocessing_context=own.multiprocessing_context,
+                prefetch_factor=own.prefetch_factor,
+                persistent_workers=own.persistent_workers,
+            )
+
+    Filling.__name__ = Filling.__qualname__ = f"Filling{trainer_class.__name__}"
+    return Filling
+
+
+class _Unsized(DataLoader[Any]):
+    """A loader that trainers run to its end: none takes an estimate for its length."""
+
+    def __len__(self) -> int:
+        msg = "how many batches an epoch has is known at its end"
+        raise TypeError(msg)
+
+
+def _raise_if_unfillable(trainer: Any, loader: Any) -> None:
+    """Raise where a trainer's batches cannot be drawn by lengths."""
+    msg = ""
+    if isinstance(loader.dataset, IterableDataset):
+        msg = "its train_dataset is iterable: rows of like lengths cannot be looked up"
+    elif trainer.accelerator.dispatch_batches:
+        msg = (
+            "accelerate dispatches batches from one process: set "
+            "TrainingArguments(accelerator_config={'dispatch_batches': False})"
+        )
+    elif trainer.args.max_steps <= 0:
+        msg = (
+            "how many batches an epoch has depends on what fits, and the schedule of "
+            "the learning rate needs to know the steps: set "
+            "TrainingArguments(max_steps=...)"
+        )
+    if msg:
+        raise MimoseError("fill_budget: " + msg)
+
+
+def _lengths(trainer: Any) -> Any:
+    """Return the lengths of a trainer's samples, by the names of sizes."""
+    dataset, column = trainer.train_dataset, trainer.args.length_column_name
+    if column in (getattr(dataset, "column_names", None) or ()):
+        return list(dataset[column])
+    inputs = getattr(trainer.model, "main_input_name", "input_ids")
+    if inputs not in dataset[0]:
+        msg = (
+            f"fill_budget: samples have no {inputs!r} whose length could be read, and "
+            f"the dataset has no column {column!r}: give lengths=[...]"
+        )
+        raise MimoseError(msg)
+    names = [inputs]
+    if hasattr(dataset[0].get("labels"), "__len__"):
+        names.append("labels")
+    found = {name: [len(sample[name]) for sample in dataset] for name in names}
+    if found.get("labels") in (None, found[inputs]):
+        return found[inputs]
+    return {f"{name}.1": lengths for name, lengths in found.items()}
 
 
 # ------------------------------------------------------------------ the trainer

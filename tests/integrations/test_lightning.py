@@ -4,6 +4,7 @@ import copy
 import functools
 import gc
 import importlib
+import itertools
 import json
 import weakref
 
@@ -285,6 +286,43 @@ def test_a_run_that_goes_on_from_a_checkpoint(toys, meter, tmp_path):
     assert _is_clean(toys, lit)
     saved = torch.load(path, weights_only=True)["callbacks"]["MimoseCallback"]
     assert saved == json.loads(json.dumps(saved))
+
+
+def _rows_by_length():
+    generator = torch.Generator().manual_seed(2)
+    lengths = torch.randint(4, 64, (90,), generator=generator).tolist()
+    samples = [torch.randn(n, WIDTH, generator=generator) for n in lengths]
+    return lengths, torch.utils.data.DataLoader(
+        samples,
+        batch_sampler=mimose.BatchSampler(lengths, max_rows=12),
+        collate_fn=functools.partial(nn.utils.rnn.pad_sequence, batch_first=True),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning")
+def test_rows_that_follow_lengths(toys, meter, tmp_path):
+    """The callback's session draws batches to each epoch's end, resumed or not."""
+
+    def fit(folder, resume=None):
+        seen = []
+
+        def step(lit, batch, index):
+            seen.append((batch != 0.0).any(-1).sum(1).tolist())
+            return lit.model(batch)
+
+        lengths, loader = _rows_by_length()
+        callbacks = [MimoseCallback("1TiB", meter=meter), _saving(folder)]
+        options = {"max_epochs": 3, "enable_checkpointing": True}
+        _fit(_lit(toys, step), callbacks, batches=loader, resume=resume, **options)
+        return lengths, seen
+
+    lengths, whole = fit(tmp_path)
+    _, rest = fit(tmp_path / "on", str(tmp_path / "epoch=0.ckpt"))
+
+    assert sorted(itertools.chain(*whole)) == sorted(3 * lengths)
+    assert sorted(itertools.chain(*rest)) == sorted(2 * lengths)
+    assert len(whole[0]) < max(map(len, whole)) == 12
 
 
 # -------------------------------------------------------------------- the root

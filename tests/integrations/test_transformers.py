@@ -21,7 +21,10 @@ from transformers import (  # noqa: E402
 )
 
 from mimose.inputs.patch import Patch  # noqa: E402
-from mimose.integrations.transformers import MimoseCallback  # noqa: E402
+from mimose.integrations.transformers import (  # noqa: E402
+    MimoseCallback,
+    fill_budget,
+)
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),
@@ -241,6 +244,48 @@ def test_a_run_that_goes_on_from_a_checkpoint(tmp_path, meter, restores):
     assert ["plan"] * (N_STEPS - 16) == [r.phase for r in callback.session.records]
     assert all(map(torch.equal, _weights(whole), _weights(trainer)))
     assert _is_clean(trainer.model)
+
+
+def _filling(folder, seen, **options):
+    def collate(examples):
+        seen.append([tuple(example["input_ids"]) for example in examples])
+        return _collate(examples)
+
+    return fill_budget(Trainer, "1TiB", max_rows=16, refine=False)(
+        model=_model(),
+        args=_arguments(folder, save_strategy="steps", save_steps=20, **options),
+        train_dataset=_examples(),
+        data_collator=collate,
+    )
+
+
+def test_rows_that_follow_lengths(tmp_path):
+    """Batches grow, samples come once an epoch, and a resumed run goes on there."""
+    whole, rest = [], []
+    trainer = _filling(tmp_path, whole, max_steps=46)
+    trainer.train()
+    _filling(tmp_path, rest, max_steps=46).train(
+        resume_from_checkpoint=str(tmp_path / "checkpoint-20")
+    )
+
+    samples = sorted(tuple(example["input_ids"]) for example in _examples())
+    drawn = [sample for batch in whole for sample in batch]
+    assert sorted(drawn[: len(samples)]) == samples
+    assert max(map(len, whole)) == 16 > max(map(len, whole[:4]))
+    assert rest == whole[20:]
+
+
+@pytest.mark.parametrize(
+    ("options", "what"),
+    [
+        ({"max_steps": -1}, "max_steps"),
+        ({"accelerator_config": {"dispatch_batches": True}}, "dispatch_batches"),
+    ],
+)
+def test_what_leaves_no_choice_of_rows(tmp_path, options, what):
+    """It is refused, with what to set."""
+    with pytest.raises(mimose.MimoseError, match=what):
+        _filling(tmp_path, [], **options).train()
 
 
 def _is_layer(module):
