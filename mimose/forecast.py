@@ -22,6 +22,7 @@ from mimose.cost.problem import Memory, doubt, extrapolation_ratio, step_work
 from mimose.exceptions import InfeasibleBudgetError, MimoseError
 from mimose.planners import Plan
 from mimose.policy import CachedPlan
+from mimose.runtime.loss_choice import go_by_rows
 from mimose.types import BY_ROWS, StepInput
 
 if TYPE_CHECKING:
@@ -222,7 +223,9 @@ class Forecasts:
         contexts = [facts.context]
         if "+" not in facts.context:
             base = facts.context.removesuffix(BY_ROWS)
-            is_late = driver.loss.goes_by_rows(table.n_elements(facts.sizes, "labels"))
+            n_labels = table.n_elements(facts.sizes, "labels")
+            budget_bytes = self._engine.footprint.budget_bytes
+            is_late = go_by_rows(driver.losses, n_labels, budget_bytes)
             contexts = [base + BY_ROWS, base] if is_late else [base]
         likes = [
             facts._replace(context=context, has_gradients=has_gradients)

@@ -370,32 +370,3 @@ class ModuleGuard:
             f"backward before, or leave the layer out with attach(layers=...)"
         )
         return ChangedWeightsError(msg)
-
-
-class Structure:
-    """The modules in a model and the names of its buffers, looked at at little cost.
-
-    Args:
-        root: The model.
-    """
-
-    def __init__(self, root: nn.Module) -> None:
-        self._root = root
-        self._note()
-
-    def _note(self) -> None:
-        modules = list(self._root.modules())
-        self._modules = _dicts(map(submodules_of, modules))
-        self._buffers = _dicts(map(buffers_of, modules))
-        self._last = self._now()
-
-    def _now(self) -> tuple[list[Any], list[str]]:
-        inside = list(chain.from_iterable(map(dict.values, self._modules)))
-        return inside, list(chain.from_iterable(self._buffers))
-
-    def renew(self) -> bool:
-        """Note them anew, if they are others; return whether they are."""
-        if self._now() == self._last:
-            return False
-        self._note()
-        return True

@@ -11,6 +11,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import inspect
+import itertools
 import math
 import operator
 import types
@@ -27,6 +28,7 @@ from mimose.inputs.compiled import unwrapped
 from mimose.inputs.layers import refuse_other_checkpointing
 from mimose.inputs.sharding import groups_in, own_parameters, waits_for_reduction
 from mimose.tensors import local_bytes
+from mimose.torch_private import buffers_of, submodules_of
 from mimose.types import BY_ROWS, MOST_CONTEXTS, StepInput
 
 # ------------------------------------------------------------------- a call's shape
@@ -490,6 +492,10 @@ class Describer:
     def renew(self) -> None:
         """Read the model's modules anew: they are others."""
         modules = list(self._model.modules())
+        # Scripted modules have no such tables, and cannot change.
+        self._inside = [t for t in map(submodules_of, modules) if isinstance(t, dict)]
+        self._buffers = [t for t in map(buffers_of, modules) if isinstance(t, dict)]
+        self._structure = self._read_structure()
         self._attributes = tuple(vars(m) for m in modules if "training" in vars(m))
         self._odd = tuple(m for m in modules if "training" not in vars(m))
         """Modules that keep their mode elsewhere, such as scripted ones."""
@@ -506,6 +512,14 @@ class Describer:
         self._modes: dict[tuple[bool, ...], Mode] = {}
         self.mode = Mode("", ())
         """As last seen."""
+
+    def is_outdated(self) -> bool:
+        """Whether the model has other modules or buffers than were read."""
+        return self._read_structure() != self._structure
+
+    def _read_structure(self) -> tuple[list[nn.Module | None], list[str]]:
+        inside = itertools.chain.from_iterable(map(dict.values, self._inside))
+        return list(inside), list(itertools.chain.from_iterable(self._buffers))
 
     def arrive(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]

@@ -20,7 +20,7 @@ from mimose.inputs.patch import hidden, is_traced
 from mimose.inputs.sharding import after_hooks, is_sharded
 from mimose.memory.out_of_memory import asked_bytes
 from mimose.policy import SEVERAL_BACKWARDS, Decision
-from mimose.runtime.loss_choice import LossChoice
+from mimose.runtime.loss_choice import LossByRows, choose_losses
 from mimose.runtime.retry import may_run_again, release_memory, rewind
 from mimose.runtime.step import Step, Window, is_in_backward
 from mimose.torch_private import (
@@ -63,7 +63,7 @@ class Driver:
         last: What was planned last, with the names of its sizes.
         start_bytes: Held as the last step without gradients began; before the first,
             what a loaded state says.
-        loss: Decides how losses are computed.
+        losses: Those of the model that may go by rows; none in a baseline.
     """
 
     def __init__(self, model: nn.Module, engine: Engine) -> None:
@@ -80,7 +80,7 @@ class Driver:
         self.plans = engine.plans
         self.is_running = False
         self.last: tuple[StepInput, SizeTable] | None = None
-        self.loss = LossChoice(engine.footprint)
+        self.losses: tuple[LossByRows, ...] = ()
 
     # ------------------------------------------------------------------ the root
 
@@ -136,8 +136,7 @@ class Driver:
         while error is not None and may_run_again(self._engine, step, error, given):
             error = None  # its traceback pins the tensors of the failed forward
             rewind(self._engine, step)
-            if self.loss.losses:
-                self.loss.choose(kwargs, is_safest=True)
+            choose_losses(self.losses, kwargs, 0)
             self._raise_wall(step)
             step.start(self._meter)
             output, error = self._attempt(step, forward, args, kwargs)
@@ -207,14 +206,16 @@ class Driver:
         if engine.later_waits is not None and distributed.is_initialized():
             engine.later_waits()
         window = self._steps.begin() or self._new_window()
-        if self._calls.renew():
+        if engine.describer.is_outdated():
+            self._calls.renew()
             engine.describer.renew()
             engine.rollback.renew()
         facts, table = engine.describer.arrive(args, kwargs)
         if engine.describer.mode is not self._calls.mode:
             self._calls.set_mode(engine.describer.mode)
         is_again, self._safest_once = self._safest_once, False
-        if self.loss.losses and self.loss.choose(kwargs, is_safest=is_again):
+        budget_bytes = 0 if is_again else self._footprint.budget_bytes
+        if choose_losses(self.losses, kwargs, budget_bytes):
             facts = engine.describer.by_rows(facts)
         if is_again or self._steps.is_shared or not facts.sizes:
             why = _AGAIN if is_again else _SHARED if facts.sizes else _NO_SHAPE

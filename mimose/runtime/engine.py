@@ -305,8 +305,8 @@ class Engine:
         self._patches.append(Patch(model, self.driver.enter))
         self._patches.extend(map(without_cache, caching))
         if self.plans:
-            self.driver.loss.losses = tuple(losses_of(model))
-            self._patches.extend(self.driver.loss.losses)
+            self.driver.losses = tuple(losses_of(model))
+            self._patches.extend(self.driver.losses)
 
     def _meet(self) -> None:
         """Make sure that the ranks that agree plan the same."""
@@ -373,7 +373,7 @@ class Engine:
             tables=self.describer.tables,
             start_bytes=self.driver.start_bytes,
             agreement_use=None if self.ranks is None else self.ranks.use(),
-            can_go_by_rows=self.driver.loss.can_go_by_rows,
+            can_go_by_rows=any(loss.can_go_by_rows for loss in self.driver.losses),
         )
 
     def _loaded(self) -> tuple[StepInput, SizeTable] | None:

@@ -11,7 +11,6 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from mimose.actions.base import Probe, UnitCall
-from mimose.exactness.guard import Structure
 from mimose.exactness.unit import Unit, note_shared_weights
 from mimose.exceptions import NotRecomputableError
 from mimose.inputs.describe import (
@@ -75,7 +74,6 @@ class LayerCalls:
         self._findings = engine.findings
         self._device = engine.device
         self._root = root
-        self._structure = Structure(root)
         self._actions = {action.spec.name: action for action in actions}
         self._first, self._least = actions[0].spec.name, actions[-1].spec.name
         self._recomputing = {a.spec.name for a in actions if a.spec.recomputes}
@@ -97,18 +95,11 @@ class LayerCalls:
             self._known_modes.add(mode.key)
             self.forget_changes()
 
-    def renew(self) -> bool:
-        """Note anew what the layers consist of, if modules or buffers are others now.
-
-        Returns:
-            Whether the model consists of others.
-        """
-        if not self._structure.renew():
-            return False
+    def renew(self) -> None:
+        """Note anew what the layers consist of: the model's modules are others."""
         for unit in self.units:
             unit.guard.enter()
         note_shared_weights(self.units)
-        return True
 
     def forget_changes(self) -> None:
         """Find out anew what the layers change."""

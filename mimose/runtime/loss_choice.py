@@ -8,14 +8,13 @@ share of the budget. That is known before the forward: of each label there is on
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import nn
 
 from mimose.loss_by_rows import LEAST_BYTES, late
-from mimose.memory.wall import Footprint
 
 _LARGE = 1 / 32
 """Of the budget. A plain loss holds up to four copies of such logits more. At an eighth
@@ -123,46 +122,31 @@ def losses_of(model: nn.Module) -> Iterator[LossByRows]:
             yield LossByRows(module)
 
 
-class LossChoice:
-    """Decides how the losses of a model's steps are computed.
+def choose_losses(
+    losses: Sequence[LossByRows], kwargs: Mapping[str, Any], budget_bytes: int
+) -> bool:
+    """Return whether the losses of a step that begins go by rows; so they do then.
 
     Args:
-        footprint: Holds the budget.
-
-    Attributes:
-        losses: Those of the model that may go by rows; none in a baseline.
+        losses: The model's.
+        kwargs: What the root is called with by name.
+        budget_bytes: The budget; 0 where the step has to take as little as can be.
     """
+    labels = kwargs.get("labels")
+    n_labels = labels.numel() if isinstance(labels, torch.Tensor) else 0
+    is_on = go_by_rows(losses, n_labels, budget_bytes)
+    for loss in losses:
+        loss.is_on = is_on
+    return is_on
 
-    def __init__(self, footprint: Footprint) -> None:
-        self._footprint = footprint
-        self.losses: tuple[LossByRows, ...] = ()
 
-    @property
-    def can_go_by_rows(self) -> bool:
-        """Whether some loss may go by rows as of now."""
-        return any(loss.can_go_by_rows for loss in self.losses)
+def go_by_rows(losses: Sequence[LossByRows], n_labels: int, budget_bytes: int) -> bool:
+    """Return whether the losses of a step go by rows.
 
-    def choose(self, kwargs: Mapping[str, Any], *, is_safest: bool) -> bool:
-        """Return whether the losses of a step that begins go by rows; so they do then.
-
-        Args:
-            kwargs: What the root is called with by name.
-            is_safest: Whether the step has to take as little as can be.
-        """
-        labels = kwargs.get("labels")
-        n_labels = labels.numel() if isinstance(labels, torch.Tensor) else 0
-        is_on = self.goes_by_rows(n_labels, is_safest=is_safest)
-        for loss in self.losses:
-            loss.is_on = is_on
-        return is_on
-
-    def goes_by_rows(self, n_labels: int, *, is_safest: bool = False) -> bool:
-        """Return whether the losses of a step go by rows.
-
-        Args:
-            n_labels: Of the step; 0 where it has none.
-            is_safest: As for `choose`.
-        """
-        largest = max((loss.logit_bytes(n_labels) for loss in self.losses), default=0)
-        share = 0.0 if is_safest else _LARGE * self._footprint.budget_bytes
-        return largest >= max(LEAST_BYTES, share)
+    Args:
+        losses: The model's.
+        n_labels: Of the step; 0 where it has none.
+        budget_bytes: As for `choose_losses`.
+    """
+    largest = max((loss.logit_bytes(n_labels) for loss in losses), default=0)
+    return largest >= max(LEAST_BYTES, _LARGE * budget_bytes)
