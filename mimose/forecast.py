@@ -138,9 +138,8 @@ class Forecasts:
         rates = self._engine.seconds.rates(facts.context)
         if work is None or rates is None:
             return forecast
-        return replace(
-            forecast, seconds=rates.seconds(*work), extra_seconds=rates.extra * work[-1]
-        )
+        seconds, _, extra = rates.parts(*work)
+        return replace(forecast, seconds=seconds, extra_seconds=extra)
 
     def largest(
         self,
@@ -204,8 +203,9 @@ class Forecasts:
         return facts._replace(has_gradients=accumulating), table, memory
 
     def _key(self, facts: StepInput, memory: Memory) -> Hashable:
-        share = round(self._engine.policy.margin.share, 3)
-        return facts, memory, self._engine.learner.model.version, share
+        engine, share = self._engine, round(self._engine.policy.margin.share, 3)
+        known = engine.learner.model.version, engine.steps.n_begun > 0
+        return facts, memory, known, share
 
     def _usable(
         self, facts: StepInput, table: SizeTable, memory: Memory

@@ -82,8 +82,9 @@ class StepRecord:
     """The names of the events (``unit#call``), where they are known. In a file, empty
     where they are those of the line before."""
     seconds: float | None = None
-    """From the start of the forward to the end of backward, as the host sees it; None
-    until then."""
+    """From the start of the forward to the end of backward, as the host sees it, which
+    may run ahead of an accelerator (`Session.forecast` tells the device's seconds);
+    None until then."""
     reserved_peak_bytes: int | None = None
     """On an accelerator the most that the allocator had taken from the device."""
     allocated_peak_bytes: int | None = None
@@ -209,6 +210,12 @@ class Summary:
     """New shapes whose plan was made before they came."""
     proven_plans: int = 0
     """Recorded steps in phase `plan` whose plan was proven to cost the least."""
+    fixed_seconds: float | None = None
+    """Of each step on the device, whatever its batch, with its share of the optimizer's
+    step; None where it is not known."""
+    row_seconds: Mapping[str, float] = field(default_factory=dict)
+    """By the name of that size, what each row adds at the last step's other sizes if
+    all layers are kept."""
     largest_to_come: Mapping[str, int] | None = None
     """Of the shapes that were told with `Session.expect`; None where none was."""
     least_peak_to_come: float | None = None

@@ -23,7 +23,7 @@ from mimose.arguments import (
     refuse_no_model,
 )
 from mimose.budget import Budget, format_bytes
-from mimose.cost.problem import Memory
+from mimose.cost.problem import Memory, step_work
 from mimose.exceptions import (
     BudgetError,
     MimoseError,
@@ -534,6 +534,7 @@ class Session:
             margin=self._engine.policy.margin.share,
             kept_units=dict(self._engine.findings.kept),
             **self._engine.footprint.summary(),
+            **self._pace(),
             inexact_units=dict(self._engine.findings.inexact),
             largest_to_come=self._engine.to_come.largest,
             least_peak_to_come=self._engine.to_come.least_peak_bytes,
@@ -555,6 +556,8 @@ class Session:
         """
         facts, table, memory = self._asked(shape)
         problem, plan, why = self._engine.policy.explain(facts, memory)
+        model, seconds = self._engine.learner.model, self._engine.seconds
+        rates = seconds.rates(facts.context)
         index = {action: i for i, action in enumerate(problem.actions)}
         choice = np.array([index[action] for action in plan.actions], dtype=np.intp)
         return _report.explain(
@@ -562,6 +565,7 @@ class Session:
             lay_out(problem, choice),
             shape=table.named(facts.sizes),
             why=why,
+            seconds=rates and rates.parts(*step_work(model, facts, plan.actions)),
             by_rows=self._engine.told.can_go_by_rows,
             width=terminal_width(),
         )
@@ -647,6 +651,23 @@ class Session:
         if start_bytes is not None:
             memory = memory._replace(start_bytes=float(start_bytes))
         return self._engine.policy.problem(facts, memory)
+
+    def _pace(self) -> dict[str, Any]:
+        """Return the fields of a `Summary` that say what larger batches bring."""
+        last, model = self._engine.told.last, self._engine.learner.model
+        if last is None or last[0].context not in model.patterns:
+            return {}
+        facts, table = last
+        rates = self._engine.seconds.rates(facts.context)
+        if rates is None or len(facts.sizes) != len(table.names):
+            return {}
+        keep = [model.menu.first] * len(model.pattern(facts).events)
+        name, rows = table.rows(facts.sizes)
+        seconds, fixed, _ = rates.parts(*step_work(model, facts, keep))
+        return {
+            "fixed_seconds": fixed,
+            "row_seconds": {name: (seconds - fixed) / rows},
+        }
 
     def _asked(
         self, shape: Mapping[str, int] | None

@@ -244,6 +244,12 @@ class SizeTable:
         """Return what all sizes are called, those that are always equal once."""
         return [self._name(column) for column in sorted(set(self._group))]
 
+    def rows(self, sizes: tuple[int, ...]) -> tuple[str, int]:
+        """Return what the batch's size is called, and how large it is."""
+        columns = sorted(set(self._group))
+        first = next((c for c in columns if self.names[c].endswith(".0")), columns[0])
+        return self._name(first), sizes[first]
+
     def knows(self, name: str) -> bool:
         """Whether a size is called so."""
         return name in self._index

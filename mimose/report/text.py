@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -21,10 +22,13 @@ from mimose.records import (
     kind_of,
 )
 from mimose.report.columns import named, table, wrapped
+from mimose.report.headline import format_seconds
 from mimose.report.shapes import shape_text, shapes_of, sizes_text
 
 _MOST_SHAPES = 12
 _MOST_REASONS = 5
+_PAYS = 0.05
+"""A gain in throughput that is worth twice the batch."""
 _SHORT = ((0, 1, 3, 5), (0, 3, 5))
 """Columns of the table of shapes where all do not fit: shape, recomputed, observed, and
 the number of steps if it does."""
@@ -175,6 +179,8 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
             f"{summary.fragmentation:.2f} bytes reserved for each byte of growth; "
             f"the allocator freed its cached blocks {summary.flushes} times",
         )
+    if summary.fixed_seconds is not None:
+        yield "pace", _pace(summary.fixed_seconds, summary.row_seconds)
     if summary.largest_to_come:
         least = summary.least_peak_to_come
         takes = "not known yet" if least is None else f"at least {format_bytes(least)}"
@@ -182,6 +188,23 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "to come", f"{shape_text(shape)} is the largest; it takes {takes}"
     if summary.retries:
         yield "run again", f"{summary.retries} forwards"
+
+
+def _pace(fixed_seconds: float, row_seconds: Mapping[str, float]) -> str:
+    """Say what a step's time is made of, and where larger batches stop paying.
+
+    Twice n rows raise the throughput by a share of ``fixed / (fixed + 2 n each)``.
+    """
+    told = f"a step takes {format_seconds(fixed_seconds)} whatever its batch"
+    for name, each in row_seconds.items():
+        told += f", and {format_seconds(each)} for each {name} as in the last step"
+        if each > 0.0:
+            enough = math.ceil((1.0 / _PAYS - 1.0) * fixed_seconds / each / 2.0)
+            told += (
+                f": from {max(1, enough):,} on, twice as many bring less than "
+                f"{_PAYS:.0%} more a second"
+            )
+    return told
 
 
 def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
@@ -242,6 +265,7 @@ def explain(
     shape: Mapping[str, int],
     why: str,
     by_rows: bool,
+    seconds: tuple[float, float, float] | None,
     width: int,
 ) -> str:
     """Write a plan, event by event, and which segment binds.
@@ -252,6 +276,8 @@ def explain(
         shape: Its sizes by name.
         why: How the plan came about.
         by_rows: Whether the head's loss is computed by rows where that pays.
+        seconds: It takes, of these whatever its batch, and for the plan; None where
+            they are not known.
         width: Columns of the terminal.
     """
     names = laid_out.segments
@@ -278,12 +304,20 @@ def explain(
         f"starts at {format_bytes(problem.start_bytes)}, peaks at "
         f"{format_bytes(laid_out.peak_bytes)}, budget "
         f"{format_bytes(problem.budget_bytes)}",
+        *([] if seconds is None else [_takes(*map(format_seconds, seconds))]),
         f"binding: {', '.join(laid_out.binding_segments)}",
         f"held there: {holders}",
         *_head_advice(laid_out, by_rows=by_rows),
     ]
     head = _listed(f"Shape {shape_text(tuple(shape.items()))}: {why}", told, width)
     return "\n".join([*head, "", *table(rows, width, fewer=_SHORT_PLAN)])
+
+
+def _takes(seconds: str, fixed: str, extra: str) -> str:
+    return (
+        f"takes {seconds}, of which {fixed} do not depend on the batch and {extra} are "
+        f"what the plan adds"
+    )
 
 
 def _head_advice(laid_out: Timeline, *, by_rows: bool) -> Iterator[str]:

@@ -52,10 +52,16 @@ class Rates(NamedTuple):
     extra: float
     """Seconds for each unit of a plan's cost."""
 
-    def seconds(self, flops: float, held_bytes: float, cost: float) -> float:
-        """Return the seconds of a step; the arguments are what `step_work` returns."""
-        work = self.flop * flops + self.byte * held_bytes + self.extra * cost
-        return self.fixed + work
+    def parts(
+        self, flops: float, held_bytes: float, cost: float
+    ) -> tuple[float, float, float]:
+        """Return a step's seconds, those that are fixed, and those for its plan.
+
+        The arguments are what `step_work` returns.
+        """
+        work = self.flop * flops + self.byte * held_bytes
+        extra = self.extra * cost
+        return self.fixed + work + extra, self.fixed, extra
 
 
 class StepSeconds:
