@@ -135,6 +135,7 @@ def _train(
             loss.backward()
         except (torch.OutOfMemoryError, mimose.InfeasibleBudgetError):
             losses.append(_FAILED)
+            loss = None  # its graph holds what the forward has kept
             optimizer.zero_grad()
             continue
         losses.append(float(loss.detach()).hex())
