@@ -180,9 +180,10 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     name, budgets = task["model"], dict(task["budgets"])
     bare, bare_gradients, _ = _train(name)
     if not budgets:
-        _, _, kept = _train(name, 2**40, wall=False)
-        _, _, least = _train(name, 2**40, wall=False, planner="full")
-        low, high = (max(step[-1] for step in steps) for steps in (least, kept))
+        low, high = (
+            max(step[-1] for step in _train(name, 2**40, wall=False, planner=p)[2])
+            for p in ("full", "auto")  # whose gradients are not to be held below
+        )
         budgets = {
             key: int(low + share * (high - low)) for key, share in _TIGHTNESS.items()
         }
