@@ -39,7 +39,7 @@ from cachetools import LRUCache
 from mimose.budget import format_bytes
 from mimose.cost.learner import Learner
 from mimose.cost.model import CostModel
-from mimose.cost.pattern import SizeRule, as_tuples
+from mimose.cost.pattern import as_tuples
 from mimose.cost.problem import (
     Growth,
     Memory,
@@ -54,7 +54,7 @@ from mimose.exceptions import InfeasibleBudgetError
 from mimose.planners import InfeasibleBudgetError as _Infeasible
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
 from mimose.planners.timeline import judge
-from mimose.predictors import REACH, SafetyMargin
+from mimose.predictors import REACH, SafetyMargin, SizeMap
 from mimose.records import TRIED, Phase
 from mimose.types import BY_ROWS, MOST_CONTEXTS, Context, Sizes, StepInput
 from mimose.worker import Lane, lock
@@ -156,7 +156,7 @@ class Windows:
 
     def __init__(self) -> None:
         self.seen: dict[Context, deque[tuple[Parts, int]]] = {}
-        self._to_come: dict[Context, list[tuple[StepInput, list[SizeRule]]]] = {}
+        self._to_come: dict[Context, list[tuple[StepInput, list[SizeMap]]]] = {}
         """The forwards behind such a first one, and how their sizes follow from its."""
 
     def expected(self, first: StepInput) -> StepInput | str:
@@ -177,7 +177,7 @@ class Windows:
             return f"more than {_MOST_FORWARDS} forwards run before one backward"
         parts = [first]
         for part, rules in to_come:
-            sizes = tuple(rule(first.sizes) for rule in rules)
+            sizes = tuple(rule.predict_one(first.sizes) for rule in rules)
             parts.append(part._replace(sizes=sizes))
         return joined(parts)
 
@@ -235,7 +235,7 @@ def covers(whole: StepInput, parts: Sequence[StepInput]) -> bool:
     )
 
 
-def _to_come(seen: Sequence[Parts]) -> list[tuple[StepInput, list[SizeRule]]]:
+def _to_come(seen: Sequence[Parts]) -> list[tuple[StepInput, list[SizeMap]]]:
     """Return how the longest windows went on, and the rules of their sizes."""
     longest = max(seen, key=len)
     alike = [p for p in seen if joined(p).context == joined(longest).context]
@@ -243,7 +243,9 @@ def _to_come(seen: Sequence[Parts]) -> list[tuple[StepInput, list[SizeRule]]]:
     found = []
     for at in range(1, len(longest)):
         columns = zip(*(parts[at].sizes for parts in alike), strict=True)
-        found.append((alike[-1][at], [SizeRule(roots, column) for column in columns]))
+        found.append(
+            (alike[-1][at], [SizeMap().fit(roots, column) for column in columns])
+        )
     return found
 
 

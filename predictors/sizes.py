@@ -46,8 +46,10 @@ class Rule:
     def __call__(self, sizes: Sequence[int]) -> int:
         """Return the value at the given sizes."""
         value = self.constant
-        for factor, terms in self.products:
-            value += factor * math.prod(term.at(sizes) for term in terms)
+        for product, terms in self.products:
+            for term in terms:
+                product *= term.at(sizes)
+            value += product
         return value
 
 
@@ -58,8 +60,8 @@ class SizeMap:
     ``(H // 16) * (W // 16) + 1`` tokens, a flattened batch ``B * T`` rows. A rule
     has to match every sample. Tried in this order, the first that does is taken:
 
-    1. the size equals a column of the batch;
-    2. it is constant;
+    1. the size is constant;
+    2. it equals a column of the batch;
     3. it is a multiple of a column, or a column and a constant;
     4. it is a column over a divisor from a fixed list, and a constant: the smallest
        first, then rounded up (a guess had better be high);
@@ -104,12 +106,12 @@ class SizeMap:
 
 
 def _rule(rows: list[Row], values: list[int]) -> Rule | None:
+    if len(set(values)) == 1:
+        return Rule(constant=values[0])
     columns = list(zip(*rows, strict=True))
     for number, column in enumerate(columns):
         if column == tuple(values):
             return Rule(((1, (Term(number),)),))
-    if len(set(values)) == 1:
-        return Rule(constant=values[0])
     # A column that stands still explains nothing about a size that moves.
     moving = [number for number, column in enumerate(columns) if len(set(column)) > 1]
     for candidates in (_singles(moving), _pairs(moving), _triples(moving)):

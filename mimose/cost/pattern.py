@@ -76,36 +76,6 @@ class Row(NamedTuple):
     """How often each unit was called."""
 
 
-class SizeRule:
-    """How one of an event's own sizes follows from the root's.
-
-    Args:
-        roots: The root's sizes in each measured step.
-        own: The event's size in each.
-
-    Attributes:
-        is_found: Whether all steps follow it.
-    """
-
-    def __init__(self, roots: Sequence[Sizes], own: Sequence[int]) -> None:
-        self._constant = own[0] if len(set(own)) == 1 else None
-        self._column = None if self._constant is not None else _column(roots, own)
-        self._map: SizeMap | None = None
-        self.is_found = True
-        if self._constant is None and self._column is None:
-            self._map = SizeMap().fit(np.array(roots), np.array(own))
-            self.is_found = bool(self._map.found_)
-
-    def __call__(self, root: Sizes) -> int:
-        """Return the own size at the root's sizes."""
-        if self._constant is not None:
-            return self._constant
-        if self._column is not None:
-            return root[self._column]
-        assert self._map is not None
-        return int(self._map.predict_one(root))
-
-
 def _column(roots: Sequence[Sizes], own: Sequence[int]) -> int | None:
     """Return which of the root's sizes it always equals; None if none."""
     wanted = tuple(own)
@@ -131,7 +101,7 @@ class Layout:
 class _Rules:
     """What all rows say, fitted once."""
 
-    maps: list[tuple[SizeRule, ...]]
+    maps: list[tuple[SizeMap, ...]]
     """For each event, the rule of each of its own sizes; equal ones are one object."""
     fixed: list[Fixed]
     """For each event, of the steps that tell of it."""
@@ -145,7 +115,7 @@ class _Rules:
 
     @property
     def are_found(self) -> bool:
-        return all(rule.is_found for rules in self.maps for rule in rules)
+        return all(rule.found_ for rules in self.maps for rule in rules)
 
 
 @dataclass(frozen=True)
@@ -356,8 +326,8 @@ class Pattern:
         """Fit the rules of every event; equal histories share them."""
         roots = [row.root for row in self.rows]
         histories = _filled(self.events, [row.own for row in self.rows])
-        found: dict[tuple[tuple[int, ...], tuple[bool, ...]], SizeRule] = {}
-        shared: dict[tuple[Sizes, ...], tuple[tuple[SizeRule, ...], Fixed]] = {}
+        found: dict[tuple[tuple[int, ...], tuple[bool, ...]], SizeMap] = {}
+        shared: dict[tuple[Sizes, ...], tuple[tuple[SizeMap, ...], Fixed]] = {}
         for history in histories:
             if history in shared:
                 continue
@@ -367,7 +337,7 @@ class Pattern:
             keys = [(tuple(column), is_there) for column in columns]
             for key in keys:
                 if key not in found:
-                    found[key] = SizeRule(told, key[0])
+                    found[key] = SizeMap().fit(told, key[0])
             shared[history] = tuple(found[key] for key in keys), _fixed(told)
         maps = [shared[history][0] for history in histories]
         fixed = [shared[history][1] for history in histories]
@@ -421,7 +391,7 @@ class Pattern:
         done: dict[int, Sizes] = {}
         for rules in self._rules.maps:
             if id(rules) not in done:
-                done[id(rules)] = tuple(rule(root) for rule in rules)
+                done[id(rules)] = tuple(rule.predict_one(root) for rule in rules)
         return [done[id(rules)] for rules in self._rules.maps]
 
     # ------------------------------------------------------------------ plans
@@ -516,7 +486,7 @@ def gaps_of(events: Sequence[Event]) -> list[Around]:
     return [(before, event.family, *which) for event, (before, _, *which) in pairs]
 
 
-def _lay_out(events: Sequence[Event], maps: Sequence[tuple[SizeRule, ...]]) -> Layout:
+def _lay_out(events: Sequence[Event], maps: Sequence[tuple[SizeMap, ...]]) -> Layout:
     """Put events and gaps together that share all their numbers.
 
     Args:
