@@ -463,6 +463,7 @@ class Splitter:
         loss: Loss,
         counts: _Floats | None,
     ) -> Iterator[tuple[Batch, float]]:
+        self._engine.driver.renew_budget()  # a window begins with the first part
         whole = float(counts.sum() if counts is not None else loss(batch))  # type: ignore[operator]
         spans = rows.ends - rows.begins
         order = _sorted(spans)

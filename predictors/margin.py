@@ -103,6 +103,11 @@ class FragmentationAllowance:
         self._seen: deque[float] = deque(maxlen=16)
 
     @property
+    def at_first(self) -> float:
+        """The prior of another one that begins where this one is now."""
+        return max(self._prior, self.value)
+
+    @property
     def value(self) -> float:
         """Reserved bytes for each requested one."""
         ratio = max(self._seen, default=1.0)

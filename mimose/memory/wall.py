@@ -28,6 +28,7 @@ a generation never fails because of a session.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import weakref
 from collections.abc import Callable, Mapping
@@ -139,6 +140,9 @@ _MOST_ASKED = 0.5
 _SEGMENT_BYTES = 20 * 2**20
 """Taken from the device for a tensor of 1 to 10 MiB, and mapped at once where segments
 grow: the last one has to fit whole."""
+_SCALES = 4
+"""To an octave of budgets. Of BERT-large's rows in the proof `moving` a ratio of 1.42
+was passed in 5% of the steps at 3.6 GiB, 1.35 at 4.6, 1.31 at 5.7, 1.22 at 8.9."""
 _EXPANDABLE_PRIOR = 1.08
 """The allowance for fragmentation at first, where segments grow."""
 
@@ -158,7 +162,8 @@ class Footprint:
     def __init__(self, meter: Meter, budget_bytes: int) -> None:
         self._meter = meter
         self.budget_bytes = budget_bytes
-        self._learned = LearnedLimit()
+        self._limits = {_scale(budget_bytes): LearnedLimit()}
+        """By the scale of the budget: what ran out in small ones tells of no other."""
         meter.reset_peak()
         self.peak_bytes = meter.live_bytes()
         self._is_closed = False
@@ -171,7 +176,11 @@ class Footprint:
     @property
     def limit_bytes(self) -> float:
         """The most to plan for: the budget, less where memory ran out below it."""
-        return min(self.budget_bytes, self._learned.bytes)
+        return min(self.budget_bytes, self._limit.bytes)
+
+    @property
+    def _limit(self) -> LearnedLimit:
+        return self._limits[_scale(self.budget_bytes)]
 
     def move(self, budget_bytes: int) -> None:
         """Take another budget, between steps.
@@ -181,6 +190,7 @@ class Footprint:
         """
         self.drop_wall()
         self.budget_bytes = budget_bytes
+        self._limits.setdefault(_scale(budget_bytes), LearnedLimit())
 
     def least_bytes(self) -> int:
         """Return what is held now and no plan can do without."""
@@ -245,7 +255,7 @@ class Footprint:
 
     def observe(self) -> None:
         """Take note that a step's backward has ended without an error."""
-        self._learned.step(self.budget_bytes)
+        self._limit.step(self.budget_bytes)
 
     def ran_out(self, asked_bytes: int = 0) -> None:
         """Take note that an allocation has failed, before anything is freed.
@@ -255,7 +265,7 @@ class Footprint:
         """
         del asked_bytes
         if self._meter.reads_peak:
-            self._learned.ran_out(self._meter.peak_bytes())
+            self._limit.ran_out(self._meter.peak_bytes())
 
     def summary(self) -> dict[str, Any]:
         """Return the fields of a `Summary` that only some footprints know."""
@@ -290,6 +300,7 @@ class ReservedFootprint(Footprint):
         self._wall = Wall(meter) if has_wall else None
         prior = (_EXPANDABLE_PRIOR,) if has_expandable_segments() else ()
         self._allowance = FragmentationAllowance(*prior)
+        self._allowances = {_scale(budget_bytes): self._allowance}
         self._start = self._usage = meter.usage()
         self._start_anew()
         self._noted_ooms = self._usage.n_ooms
@@ -300,8 +311,14 @@ class ReservedFootprint(Footprint):
         """Do nothing: the level is not the footprint."""
 
     def move(self, budget_bytes: int) -> None:
-        """Take another budget; free the cached blocks that lie above it."""
+        """Take another budget; free the cached blocks that lie above it.
+
+        Gaps are a larger share of what steps take where the budget is smaller: budgets
+        far from each other have an allowance each, and begin with that of before.
+        """
         super().move(budget_bytes)
+        new = FragmentationAllowance(self._allowance.at_first)
+        self._allowance = self._allowances.setdefault(_scale(budget_bytes), new)
         if self._read().reserved_bytes > budget_bytes:
             torch.accelerator.empty_cache()
 
@@ -404,7 +421,7 @@ class ReservedFootprint(Footprint):
             reached = max(reached, self.budget_bytes - asked_bytes)
         has_grown = reached > self._start.reserved_bytes
         if has_grown or usage.n_retries > self._start.n_retries:
-            self._learned.ran_out(reached)
+            self._limit.ran_out(reached)
 
     def summary(self) -> dict[str, Any]:
         """Return the allowance for fragmentation, and the allocator's flushes."""
@@ -429,6 +446,10 @@ class ReservedFootprint(Footprint):
     def _read(self) -> Usage:
         self._usage = self._allocator.usage()
         return self._usage
+
+
+def _scale(budget_bytes: int) -> int:
+    return round(_SCALES * math.log2(budget_bytes))
 
 
 def make_footprint(meter: Meter, budget_bytes: int, *, has_wall: bool) -> Footprint:

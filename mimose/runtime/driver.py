@@ -73,7 +73,7 @@ class Driver:
         self._footprint, self._meter = engine.footprint, engine.meter
         self._learner, self._policy = engine.learner, engine.policy
         self._is_sharded = is_sharded(model)
-        self._safest_once = False
+        self._safest_once = self._is_renewed = False
         self._untraced = hidden(Driver.run)
         self._found_gradients = False, False
         self.start_bytes = 0
@@ -247,10 +247,20 @@ class Driver:
         runs = self.is_running or self._steps.has_window or is_in_backward()
         return runs or self._engine.optimizers.are_due
 
-    def _new_window(self) -> Window:
-        if self._engine.has_next_budget and not self.is_within_window():
+    def renew_budget(self) -> None:
+        """Take the budget of the window that is about to begin; ask for it once.
+
+        Raises:
+            InfeasibleBudgetError: More is held already; the budget stays as it was.
+        """
+        is_due = self._engine.has_next_budget and not self._is_renewed
+        if is_due and not self.is_within_window():
             self._engine.renew_budget()
-        self._engine.optimizers.has_just_stepped = False
+            self._is_renewed = True
+
+    def _new_window(self) -> Window:
+        self.renew_budget()
+        self._is_renewed = self._engine.optimizers.has_just_stepped = False
         slack = max(5 * self._meter.noise_bytes, _SLACK * self._learner.model.scale)
         start, peaks = self._footprint.begin(slack)
         if self._steps.open:

@@ -538,9 +538,8 @@ class Steps:
 
     @property
     def has_window(self) -> bool:
-        """Whether forwards have run whose backward may still come."""
-        window = self._window
-        return window is not None and any(step.can_come for step in window.steps)
+        """Whether forwards have run whose backward may still come, or runs."""
+        return any(s.can_come and not s.window.is_left for s in self.open)
 
     def _settle(self, *, is_inside: bool) -> None:
         windows = {id(step.window): step.window for step in self.open}.values()

@@ -165,6 +165,27 @@ def test_blocks_above_the_budget_are_freed_as_a_step_begins(sim):
     assert session.records[-1].reserved_peak_bytes <= 300 * MIB
 
 
+@pytest.mark.parametrize("wall", [True, False])
+def test_blocks_above_a_lowered_budget_are_freed_at_once(sim, wall):
+    """So that whoever wakes beside training has them before the next step."""
+    training = _Training()
+    sim.set_total_memory(2**32)
+    with mimose.attach(training.model, None, wall=wall) as session:
+        assert session.budget == 2**32 - 2**29
+        training.step(8192)
+        assert sim.memory_reserved() > 320 * MIB
+        session.budget = "320MiB"
+        assert sim.memory_reserved() <= 320 * MIB
+        n_freed = sim.memory_stats()["num_device_free"]
+        training.step(64)
+        assert n_freed == sim.memory_stats()["num_device_free"]
+        sim.set_total_memory(2**33)
+        session.budget = "50%"
+        assert session.budget == 2**32
+        session.budget = "+100MiB"
+        assert session.budget == sim.memory_reserved() + 100 * MIB
+
+
 class _Greedy(_Layer):
     """Asks for more than there is, in so many of its forwards."""
 
@@ -220,5 +241,10 @@ def test_less_is_planned_for_where_others_hold_the_device(sim):
         sim.empty_cache()
         for _ in range(4):
             training.step(4096)
+        record = session.records[-1]
+        sim.set_limit(None)
+        session.budget = "1GiB"  # what ran out in a smaller one tells nothing of it
+        training.step(4096)
     assert session.summary().retries <= 1
-    assert session.records[-1].reserved_peak_bytes <= 270 * MIB
+    assert record.reserved_peak_bytes <= 270 * MIB
+    assert set(session.records[-1].actions) == {"keep"}
