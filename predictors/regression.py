@@ -43,6 +43,8 @@ _DEVIATIONS = 3.0
 """How many times the noise a sample that is explained may be off."""
 _OF_NOISE, _OF_SCALE = 20.0, 0.02
 """An error within so many times the noise, or this share of a step, is tolerated."""
+_PLAIN = 1e-4
+"""Share of a step: what is no peak, and explained so far, is asked at any size."""
 _MANY_SHAPES, _BEARABLE = 8, 5.0
 """A peak of so many shapes, raised by its error, is believed up to so many times."""
 _FOLDS = 5
@@ -345,14 +347,17 @@ class Fit:
         times = _BEARABLE if is_many else 1.0
         return self.n_shapes > 1 and self.error <= times * self._tolerance(scale)
 
-    def outside(self, sizes: Sizes, high: Sizes) -> str:
+    def outside(self, sizes: Sizes, high: Sizes, scale: float = 0.0) -> str:
         """Return how sizes differ from those measured; "" if they are among them.
 
         Args:
             sizes: Of the shape that is asked for.
             high: The largest measured.
+            scale: How large a step is, as for `is_trusted`.
         """
         reach = EXACT_REACH if self.is_settled else REACH
+        if not self._is_peak and self.error < _PLAIN * scale:
+            reach = math.inf
         for column, role in enumerate(self._roles):
             size = sizes[column]
             if role < 0 and size > self._first[column]:

@@ -222,7 +222,7 @@ class Series:
         if fit is not None:
             if not fit.is_trusted(self._scale):
                 return f"{len(self)} shapes measured, not enough to trust a fit"
-            reason = fit.outside(sizes, samples.high)
+            reason = fit.outside(sizes, samples.high, self._scale)
             if reason:
                 return reason
             _, why_not = self._answer(fit, sizes)

@@ -114,6 +114,8 @@ def test_shapes_unlike_those_measured_are_told():
     readings[4, 16, 64, 16] = [48.0]
     fit = Fit(LeastSquares(), readings, 0.0, is_peak=False)
     assert "" == fit.outside((4, 120, 64, 120), high)
+    assert "most measured" in fit.outside((4, 900, 64, 900), high)
+    assert "" == fit.outside((4, 900, 64, 900), high, scale=1e9)
 
 
 def test_any_estimator_serves():
