@@ -227,23 +227,16 @@ def _total(pieces: Counter[int]) -> int:
 # ------------------------------------------------------------------------- the copies
 
 
-class Streams(NamedTuple):
-    """The streams of a device that take part in copies."""
-
-    outward: Any
-    inward: Any
-    current: Callable[[], Any]
-    """Returns the one that this thread computes on."""
-
-
 class Host:
     """Holds a device's bytes in the host's memory: Note: [Who waits for whom].
 
     Args:
         budget_bytes: As many bytes of the host.
         device: Where tensors come from, and go back to.
-        streams: The device's; None for new ones. Where a device has none, copies have
-            ended when they return.
+        outward: The stream of copies to the host; None for one of the device's.
+        inward: That of copies back.
+        current: Returns the stream that this thread computes on. Where a device has no
+            streams, copies have ended when they return.
 
     Attributes:
         memory: Lends the host's.
@@ -251,15 +244,21 @@ class Host:
     """
 
     def __init__(
-        self, budget_bytes: int, device: torch.device, streams: Streams | None = None
+        self,
+        budget_bytes: int,
+        device: torch.device,
+        *,
+        outward: Any = None,
+        inward: Any = None,
+        current: Callable[[], Any] = lambda: None,
     ) -> None:
         is_pinned = device.type in _PINNED
-        if is_pinned and streams is None:
+        if is_pinned and outward is None:
+            outward, inward = torch.Stream(device), torch.Stream(device)
             current = partial(torch.accelerator.current_stream, device)
-            streams = Streams(torch.Stream(device), torch.Stream(device), current)
         self.memory = HostMemory(budget_bytes, is_pinned=is_pinned)
         self.device = device
-        self._streams = streams
+        self._outward, self._inward, self._current = outward, inward, current
         self._leaving: deque[tuple[Any, torch.Tensor, Any]] = deque()
         """Copies out: when each has ended, what it copies, and on which stream that
         was made."""
@@ -276,7 +275,7 @@ class Host:
             When it has ended, for `to_device`.
         """
         pairs = [(piece, part) for part, piece in _pairs(source, pieces)]
-        ended, computing = self._copy(pairs, "outward")
+        ended, computing = self._copy(pairs, self._outward)
         if computing is not None:
             with self._lock:
                 self._leaving.append((ended, source, computing))
@@ -294,21 +293,21 @@ class Host:
         """
         self.settle()
         target = torch.empty(n_bytes, dtype=torch.uint8, device=self.device)
-        arrived, computing = self._copy(_pairs(target, pieces), "inward", sent)
-        return Arrival(target, arrived, computing, self._streams)
+        arrived, computing = self._copy(_pairs(target, pieces), self._inward, sent)
+        return Arrival(target, arrived, computing, self._current)
 
     def _copy(
         self,
         pairs: Iterable[tuple[torch.Tensor, torch.Tensor]],
-        way: str,
+        stream: Any,
         *after: Any,
     ) -> tuple[Any, Any]:
         """Copy behind some events; return when that has ended, for which stream."""
-        if self._streams is None:
+        if stream is None:
             for target, source in pairs:
                 target.copy_(source)
             return None, None
-        computing, stream = self._streams.current(), getattr(self._streams, way)
+        computing = self._current()
         for event in (computing.record_event(), *after):
             stream.wait_event(event)
         try:
@@ -336,25 +335,29 @@ class Arrival:
         target: What is filled.
         arrived: When it is; None if it is now.
         computing: For which stream.
-        streams: The device's.
+        current: Returns the stream that a thread computes on.
     """
 
-    __slots__ = ("_arrived", "_computing", "_streams", "_target")
+    __slots__ = ("_arrived", "_computing", "_current", "_target")
 
     def __init__(
-        self, target: torch.Tensor, arrived: Any, computing: Any, streams: Any
+        self,
+        target: torch.Tensor,
+        arrived: Any,
+        computing: Any,
+        current: Callable[[], Any],
     ) -> None:
         self._target = target
         self._arrived = arrived
         self._computing = computing
-        self._streams = streams
+        self._current = current
 
     def wait(self) -> torch.Tensor | None:
         """Return it, for what this thread computes from now on.
 
         None where it was made for another stream than this thread's.
         """
-        if self._streams is not None and self._streams.current() != self._computing:
+        if self._current() != self._computing:
             return None
         self._await()
         return self._target

@@ -172,9 +172,15 @@ class Streams:
         self.outward, self.inward = Stream("out", self.log), Stream("in", self.log)
         self.computing = Stream("c", self.log)
 
-    def current(self):
-        """Return the one that computes."""
-        return self.computing
+    def host(self):
+        """Return a host whose copies use them."""
+        return Host(
+            GIB,
+            CPU,
+            outward=self.outward,
+            inward=self.inward,
+            current=lambda: self.computing,
+        )
 
 
 def _bytes(n_bytes):
@@ -187,10 +193,10 @@ def _pieces(*sizes):
 
 
 @pytest.mark.parametrize("sizes", [(1000,), (512, 256, 256), (512, 512, 512)])
-@pytest.mark.parametrize("streams", [None, Streams()])
-def test_bytes_go_and_come_back(sizes, streams):
+@pytest.mark.parametrize("host_", [Host(GIB, CPU), Streams().host()])
+def test_bytes_go_and_come_back(sizes, host_):
     """In one piece or in several, the last of which may be longer."""
-    host_, source, pieces = Host(GIB, CPU, streams), _bytes(1000), _pieces(*sizes)
+    source, pieces = _bytes(1000), _pieces(*sizes)
     back = host_.to_device(pieces, 1000, host_.to_host(source, pieces)).wait()
     assert torch.equal(source, back)
 
@@ -198,7 +204,7 @@ def test_bytes_go_and_come_back(sizes, streams):
 def test_copies_wait_for_the_computing_and_it_for_them():
     """Out: before the memory is anybody else's. In: where it is asked for, once."""
     streams = Streams()
-    host_, pieces = Host(GIB, CPU, streams), _pieces(8)
+    host_, pieces = streams.host(), _pieces(8)
     sent = host_.to_host(_bytes(8), pieces)
     begun = ["c records c1", "out awaits c1", "out copies", "out records out1"]
     assert begun == streams.log
@@ -216,7 +222,7 @@ def test_copies_wait_for_the_computing_and_it_for_them():
 def test_what_nobody_has_asked_for_is_waited_for_as_it_goes():
     """Else its memory would be somebody else's while it is written to."""
     streams = Streams()
-    host_, pieces = Host(GIB, CPU, streams), _pieces(8)
+    host_, pieces = streams.host(), _pieces(8)
     coming = host_.to_device(pieces, 8, host_.to_host(_bytes(8), pieces))
     computing, streams.computing = streams.computing, Stream("other", streams.log)
     assert coming.wait() is None
