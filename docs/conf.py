@@ -30,8 +30,8 @@ nitpick_ignore_regex = [
         r"transformers|trainer_callback)\..*",
     ),
     (r"py:class", r"mimose\.planners\.problem\..*"),
-    (r"py:class", r"mimose\.session\._Batch"),
-    (r"py:.*", r"(ArrayLike|Floats|Sizes|Tokenizer)"),
+    (r"py:class", r"mimose\.(session\._Batch|micro_batches\.Batch)"),
+    (r"py:.*", r"(ArrayLike|Budget|Floats|Sizes|Tokenizer)"),
     (r"py:class", r".*(NDArray|FloatArray|BoolArray|IntArray|UnitsSpec|Phase)\b.*"),
 ]
 

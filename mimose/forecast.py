@@ -129,7 +129,7 @@ class Forecasts:
         """Return what a step of a shape would take; see `Session.forecast`."""
         n_bytes = self._budget(budget)
         facts, table, memory = self._begins(shape, n_bytes, accumulating)
-        key = self._key(facts, memory)
+        key = self._key(facts, memory), n_bytes
         found = self._known.get(key)
         if found is None:
             found = self._forecast(facts, table, memory, n_bytes)
@@ -192,13 +192,12 @@ class Forecasts:
         if accumulating is None:
             accumulating = driver.accumulates
         memory = driver.memory_to_come(has_gradients=accumulating)
-        more = (
-            budget_bytes - self._engine.footprint.budget_bytes
-        ) / memory.reserved_ratio
+        more = budget_bytes - self._engine.footprint.budget_bytes
+        more_level = more / memory.reserved_ratio
         grain = budget_bytes / _GRAINS
         memory = memory._replace(
             start_bytes=math.ceil(memory.start_bytes / grain) * grain,
-            budget_bytes=math.floor((memory.budget_bytes + more) / grain) * grain,
+            budget_bytes=math.floor((memory.budget_bytes + more_level) / grain) * grain,
         )
         return facts._replace(has_gradients=accumulating), table, memory
 

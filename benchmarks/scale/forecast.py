@@ -17,6 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import mimose
 from benchmarks.proofs.numbers import quantile
 from benchmarks.scale.models import WORKLOADS
@@ -42,6 +44,8 @@ class ForecastRow(Row):
     n_steps: int
     n_unknown: int
     """Steps behind the first that no seconds were told of."""
+    ooms: str
+    """Steps that ran out of memory: which, its shape, and whether it was to fit."""
     early_p50: float
     """Until the step of which the next columns tell."""
     early_p95: float
@@ -64,7 +68,7 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     run = build(workload, task)
     draw = random.Random(task["seed"])
     errors: list[tuple[int, float]] = []
-    asked, shares, n_unknown = [], [], 0
+    asked, shares, failed, n_unknown = [], [], [], 0
     budget = int(BUDGET * task["gib"] * GIB)
     with mimose.attach(run.model, budget, refine=False) as session:
         for step, sizes in enumerate(workload.sizes(task["steps"], task["seed"])):
@@ -79,12 +83,17 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             elif session.forecast(shape).fits is False:
                 shape[_ROWS] = most
             else:
-                shape[_ROWS] = 2 * most
+                shape[_ROWS] += most // 3
             began = time.process_time()
             told = session.forecast(shape)
             asked.append(time.process_time() - began)
             before = run.card.clock()
-            run.train(sizes, shape[_ROWS])
+            try:
+                run.train(sizes, shape[_ROWS])
+            except torch.OutOfMemoryError:
+                failed.append(f"{step}:{dict(shape)}:{told.fits}")
+                run.optimizer.zero_grad()
+                continue
             took = run.card.clock().since(before).seconds
             if told.seconds is None:
                 n_unknown += 1
@@ -97,6 +106,7 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {
         "n_steps": task["steps"],
         "n_unknown": n_unknown,
+        "ooms": " ".join(failed),
         "early_p50": quantile(early, 0.5),
         "early_p95": quantile(early, 0.95),
         "error_p50": quantile(late, 0.5),
@@ -130,7 +140,8 @@ def main() -> int:
         sys.stdout.write(
             f"{name:18} {gib:3} GiB: off by {row.error_p50:.2%} in the median, "
             f"{row.error_p95:.2%} of 1 in 20, {row.error_max:.2%} at most; "
-            f"fixed {row.fixed_share:.1%}; asked in {1e3 * row.ask_seconds:.1f} ms\n"
+            f"fixed {row.fixed_share:.1%}; asked in {1e3 * row.ask_seconds:.1f} ms; "
+            f"out of memory: {row.ooms or 'none'}\n"
         )
         sys.stdout.flush()
     file.close()
