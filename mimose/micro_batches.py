@@ -16,9 +16,10 @@ off between them; a dynamic programme over all runs finds the split of least sec
 Then each micro-batch is asked for itself: where one does not fit, fewer elements may
 stand there, and the split is made anew.
 
-What is not known yet has to be tried: one row, and then twice what has run, as long as
-so many times its memory is within the budget. The split is lazy: what is left of the
-batch is split anew once more is known.
+What is not known yet has to be tried: the longest row by itself, which nothing smaller
+could stand in for, the shortest, and then a few times what has run, as long as so many
+times its memory is within the budget. The split is lazy: what is left of the batch is
+split anew once more is known.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from __future__ import annotations
 import copy
 import math
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
@@ -55,9 +57,11 @@ _IGNORED = -100
 _MASKS = ("attention_mask", "decoder_attention_mask")
 _ROWS = -1
 """In place of a sequence: a dimension that is the batch's rows."""
-_GROWTH = 2.0
+_GROWTH = 4.0
 """How many times what has run may be tried where nothing is known."""
-_KNOTS = 4
+_MOST_RAN = 32
+"""Micro-batches remembered for that."""
+_KNOTS = 3
 """Lengths at which the forecast is asked."""
 _SHARES = np.array([0.0, 0.125, 0.25, 0.5, 1.0])
 """Of what fits there, at which it is asked for seconds."""
@@ -85,6 +89,10 @@ class Rows(NamedTuple):
         """Return the columns of each sequence in which some of these rows count."""
         begins, ends = self.begins[rows].min(axis=0), self.ends[rows].max(axis=0)
         return list(zip(begins.tolist(), ends.tolist(), strict=True))
+
+    def widths(self, rows: _Ints) -> list[int]:
+        """Return how many columns of each sequence that are."""
+        return [end - begin for begin, end in self.window(rows)]
 
 
 # ------------------------------------------------------------------- reading a batch
@@ -440,8 +448,8 @@ class Splitter:
 
     def __init__(self, engine: Engine, forecasts: Forecasts) -> None:
         self._engine, self._forecasts = engine, forecasts
-        self._load = self._growth_bytes = 0.0
-        """Of the largest micro-batch that ran: `_load_of`, and what it grew by."""
+        self._ran: deque[tuple[int, int, float]] = deque(maxlen=_MOST_RAN)
+        """Rows and columns of micro-batches, and what memory grew by."""
         self._roles: dict[str, int] = {}
         """By the name of a size of the model's, what it is, as seen in a step."""
         self._wrapper: Callable[[], Any] | None = None
@@ -508,8 +516,7 @@ class Splitter:
             found: list[_Ints] = []
 
             def count() -> int:
-                ends = self._split(rows, order)
-                found.extend(np.split(order, ends[:-1]))
+                found.extend(chosen for chosen, _ in self._walk(rows, order))
                 return len(found)
 
             most, n = most_of_ranks(count, group), len(found)
@@ -517,16 +524,23 @@ class Splitter:
             for at, chosen in enumerate(found):
                 yield chosen, at == most - 1, at >= n
             return
+        for chosen, is_last in self._walk(rows, order):
+            yield chosen, is_last, False
+
+    def _walk(self, rows: Rows, order: _Ints) -> Iterator[tuple[_Ints, bool]]:
+        """Yield rows, and whether they are the last; split anew where more is known."""
         ends: list[int] = []
-        version = -1
+        version, is_settled = -1, True
         while len(order):
             now = self._engine.learner.model.version
-            if not ends or now != version or not self._is_known(rows, order[: ends[0]]):
-                ends, version = self._split(rows, order), now
+            is_stale = not is_settled and now != version
+            if not ends or is_stale or not self._fits(rows, order[: ends[0]]):
+                order, ends, is_settled = self._split(rows, order)
+                version = now
             end, *rest = ends
             chosen, order = order[:end], order[end:]
             ends = [each - end for each in rest]
-            yield chosen, not len(order), False
+            yield chosen, not len(order)
 
     # ------------------------------------------------------------------ what is known
 
@@ -553,31 +567,32 @@ class Splitter:
         except MimoseError:  # nothing is known, or no plan is made for such steps
             return None
 
-    def _is_known(self, rows: Rows, chosen: _Ints) -> bool:
-        widths = [end - begin for begin, end in rows.window(chosen)]
-        found = self._ask(rows, len(chosen), widths)
-        return found is not None and found.fits is True
+    def _fits(self, rows: Rows, chosen: _Ints) -> bool | None:
+        """Whether rows are known to fit; None where nothing is known."""
+        found = self._ask(rows, len(chosen), rows.widths(chosen))
+        return None if found is None else found.fits
 
     def _may_run(self, rows: Rows, n: int, widths: Sequence[int]) -> bool:
         """Whether so many rows fit, or may be tried."""
         found = self._ask(rows, n, widths)
         if found is not None and found.fits is not None:
             return found.fits
-        times = _load_of(n, widths) / self._load if self._load else math.inf
-        if n == 1 or times <= 1.0:
-            return True
         room = self._engine.footprint.budget_bytes - self._engine.meter.live_bytes()
-        return times <= _GROWTH and times * self._growth_bytes <= room
+        columns = sum(widths)
+        for n_ran, wide, growth in self._ran:
+            # By columns it grows by their square at the most, as attention's scores do.
+            times = n / n_ran * max(1.0, columns / max(1, wide)) ** 2
+            if times <= 1.0 or (times <= _GROWTH and times * growth <= room):
+                return True
+        return n == 1
 
     def _note(self, rows: Rows, chosen: _Ints) -> None:
         """Take note of what a micro-batch took, and what its sizes are called."""
-        n, window = len(chosen), rows.window(chosen)
-        widths = [end - begin for begin, end in window]
+        n, widths = len(chosen), rows.widths(chosen)
         record = self._engine.records[-1] if self._engine.records else None
-        load = _load_of(n, widths)
-        if record is not None and load >= self._load:
+        if record is not None:
             peak = record.observed_peak_bytes or record.start_bytes
-            self._load, self._growth_bytes = load, float(peak - record.start_bytes)
+            self._ran.append((n, sum(widths), float(peak - record.start_bytes)))
         last = self._engine.describer.last
         if last is None or n in widths:
             return
@@ -590,42 +605,52 @@ class Splitter:
 
     # ------------------------------------------------------------------ choosing
 
-    def _split(self, rows: Rows, order: _Ints) -> list[int]:
+    def _split(self, rows: Rows, order: _Ints) -> tuple[_Ints, list[int], bool]:
         """Return where micro-batches end: Note: [The split].
 
+        Returns:
+            The order of rows; the ends, or that of the first one alone; whether nothing
+            better can be known later.
+
         Raises:
-            InfeasibleBudgetError: A row does not fit by itself.
+            InfeasibleBudgetError: The longest row does not fit by itself.
         """
-        m = len(order)
+        longest = self._ask(rows, 1, rows.widths(order[-1:]))
+        if longest is None or (longest.fits is None and longest.extrapolation > 0.0):
+            return np.roll(order, 1), [1], False
+        if longest.fits is None or self._fits(rows, order[:1]) is None:
+            return order, [self._tried(rows, order)], False
+        self._raise_if_too_long(rows, order[-1:])
         begins, ends = rows.begins[order], rows.ends[order]
-        elements, costs = self._knots(rows, begins, ends)
+        elements, costs, is_settled = self._knots(rows, begins, ends)
         most = elements.copy()
-        known: dict[tuple[int, tuple[int, ...]], bool] = {}
         while True:
             cuts = _least(begins, ends, most, elements, costs)
-            is_fine = True
-            for start, end in zip([0, *cuts], cuts, strict=False):
-                widths = ends[start:end].max(0) - begins[start:end].min(0)
-                key = end - start, tuple(widths.tolist())
-                if key not in known:
-                    known[key] = self._may_run(rows, *key)
-                if not known[key] and end - start == 1:
-                    self._raise_if_too_long(rows, order[start], key[1])
-                elif not known[key]:
-                    is_fine = False
-                    near = slice(max(0, 2 * start - end), 2 * end - start)
-                    most[near] = np.minimum(most[near], _SHRINK * _elements(*key))
-            if is_fine or len(cuts) == m:
-                return cuts
+            first, widths = order[: cuts[0]], rows.widths(order[: cuts[0]])
+            if len(first) == 1:
+                self._raise_if_too_long(rows, first)
+            if len(first) == 1 or self._may_run(rows, len(first), widths):
+                return order, cuts, is_settled
+            near = most[: 2 * len(first)]
+            near[:] = np.minimum(near, _SHRINK * _elements(len(first), widths))
 
-    def _knots(self, rows: Rows, begins: _Ints, ends: _Ints) -> tuple[_Floats, _Floats]:
+    def _tried(self, rows: Rows, order: _Ints) -> int:
+        """Return how many rows may be tried, the shortest first."""
+        n, m = 1, len(order)
+        while n < m and self._may_run(rows, *_doubled(rows, order, n)):
+            n = min(m, 2 * n)
+        return n
+
+    def _knots(
+        self, rows: Rows, begins: _Ints, ends: _Ints
+    ) -> tuple[_Floats, _Floats, bool]:
         """Return what is asked of the forecast, by row: Note: [The split].
 
         Returns:
             (m,) the most elements of a micro-batch that ends there; (m, shares) what
-            shares of it take.
+            shares of it take; whether more would be known not to fit.
         """
-        m = len(begins)
+        m, is_settled = len(begins), True
         places = np.unique(np.linspace(0, m - 1, _KNOTS).round().astype(int))
         most, costs = [], []
         for place in places:
@@ -633,13 +658,13 @@ class Splitter:
             spans = ends[near].max(0) - begins[near].min(0)
             widths = [_rounded(w, s) for w, s in zip(spans, rows.sizes, strict=True)]
             n = self._most_rows(rows, widths, m)
+            found = self._ask(rows, min(n + 1, m), widths)
+            is_settled &= n == m or (found is not None and found.fits is False)
             some = np.unique(np.ceil(n * _SHARES[1:])).astype(int)
             sizes = np.array([_elements(int(each), widths) for each in some])
-            asked = [self._ask(rows, int(each), widths) for each in some]
-            seconds = [f.seconds for f in asked if f is not None]
-            cost = sizes + _FIXED * sizes[-1]
-            if len(seconds) == len(some) and None not in seconds:
-                cost = np.array(seconds, np.float64)
+            cost = self._seconds(rows, some.tolist(), widths)
+            if cost is None:
+                cost = sizes + _FIXED * sizes[-1]
             first = cost[0]
             if len(some) > 1:  # of no rows at all
                 first -= sizes[0] * (cost[1] - cost[0]) / (sizes[1] - sizes[0])
@@ -648,37 +673,56 @@ class Splitter:
             costs.append(np.interp(_SHARES * sizes[-1], sizes, cost))
         at = np.arange(m)
         by_share = [np.interp(at, places, column) for column in np.array(costs).T]
-        return np.interp(at, places, most), np.stack(by_share, axis=1)
+        return np.interp(at, places, most), np.stack(by_share, axis=1), is_settled
+
+    def _seconds(
+        self, rows: Rows, some: Sequence[int], widths: Sequence[int]
+    ) -> _Floats | None:
+        """Return what so many rows take; None where it is not known."""
+        told = []
+        for n in some:
+            found = self._ask(rows, n, widths)
+            if found is None or found.seconds is None:
+                return None
+            told.append(found.seconds)
+        return np.array(told)
 
     def _most_rows(self, rows: Rows, widths: Sequence[int], most: int) -> int:
         """Return how many rows of a length may run, at most so many; 1 at least."""
-        shape = self._shape(rows, 1, widths)
-        n = 0
-        if shape:
-            name = next(name for name in shape if name.endswith(".0"))
-            with suppress(MimoseError):
-                n = self._forecasts.largest(shape, name, None, most, True)
-        n = max(1, n)
+        shape, n = self._shape(rows, 1, widths), 1
+        name = next(name for name in shape if name.endswith(".0"))
+        with suppress(MimoseError):
+            n = max(1, self._forecasts.largest(shape, name, None, most, True))
         while n < most and self._may_run(rows, min(most, 2 * n), widths):
             n = min(most, 2 * n)
         return n
 
-    def _raise_if_too_long(self, rows: Rows, row: Any, widths: Sequence[int]) -> None:
+    def _raise_if_too_long(self, rows: Rows, alone: _Ints) -> None:
+        """Make sure that a row fits by itself.
+
+        But for the margin it may: its step is seen, and what that takes decides.
+        """
+        widths = rows.widths(alone)
         found = self._ask(rows, 1, widths)
         peak = None if found is None else found.peak_bytes
-        if found is None or peak is None or self._engine.checks.warns:
+        if found is None or peak is None or peak <= found.budget_bytes:
             return
-        if peak <= found.budget_bytes:
-            return  # but for the margin: its step is seen, and what that takes decides
+        if self._engine.checks.warns:
+            return
         start = float(self._engine.meter.live_bytes())
         length = f" of {' and '.join(map(str, widths))} columns" if widths else ""
         raise InfeasibleBudgetError(
             found.budget_bytes,
             peak,
             {"what is held": start, "the row, everything recomputed": peak - start},
-            f"Row {row} of the batch{length} does not fit by itself. Raise the budget "
-            f"to at least {format_bytes(peak)}, or leave such rows out.",
+            f"Row {alone[0]} of the batch{length} does not fit by itself. Raise the "
+            f"budget to at least {format_bytes(peak)}, or leave such rows out.",
         )
+
+
+def _doubled(rows: Rows, order: _Ints, n: int) -> tuple[int, list[int]]:
+    chosen = order[: 2 * n]
+    return len(chosen), rows.widths(chosen)
 
 
 def _check_weight(weight: float, told: float, *, is_last: bool, is_again: bool) -> None:
@@ -702,11 +746,6 @@ def _check_weight(weight: float, told: float, *, is_last: bool, is_again: bool) 
 
 def _elements(n: int, widths: Sequence[int]) -> float:
     return float(n * (sum(widths) or 1))
-
-
-def _load_of(n: int, widths: Sequence[int]) -> float:
-    """Return what memory grows by at the most: rows, and columns by columns."""
-    return float(n * (sum(widths) or 1) ** 2)
 
 
 def _rounded(width: int, most: int) -> int:
