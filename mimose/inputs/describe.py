@@ -106,11 +106,18 @@ def fast_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[object, ..
     return tuple(key)
 
 
-def partial_masks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+def partial_masks(
+    args: Sequence[Any], kwargs: Mapping[str, Any], *, waits: bool = False
+) -> tuple[str, ...]:
     """Return the names of the masks that hide something, or may do so.
 
-    Attention runs differently under a mask of all ones. On an accelerator the host
-    would have to wait to be told, so every mask there is one that may.
+    Attention runs differently under a mask of all ones. On an accelerator the host has
+    to wait to be told; unless it does every mask there is one that may.
+
+    Args:
+        args: What the model is called with.
+        kwargs: What it is called with by name.
+        waits: Whether the host waits.
     """
     hiding = []
     named: list[tuple[Any, Any]] = [*enumerate(args), *kwargs.items()]
@@ -123,7 +130,8 @@ def partial_masks(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, 
             if isinstance(name, str)
             else value.dtype == torch.bool
         ):
-            is_readable = value.device.type == "cpu" and not value.is_nested
+            is_readable = waits or value.device.type == "cpu"
+            is_readable = is_readable and not value.is_nested
             if not is_readable or not bool(value.all()):
                 hiding.append(str(name))
     return tuple(sorted(hiding))
@@ -492,6 +500,8 @@ class Describer:
         self.tables: dict[str, SizeTable] = {}
         """By structure, the names of sizes; the last used last."""
         self._seen: dict[Hashable, tuple[StepInput, SizeTable]] = {}
+        self.waits_for_masks = False
+        """Whether layers were seen to differ by what a mask on an accelerator hides."""
         self.renew()
         self.last: tuple[StepInput, SizeTable] | None = None
 
@@ -548,7 +558,7 @@ class Describer:
         for probe in self.mode.probes:
             if probe.grad is not None:
                 has_gradients = True
-        masks = partial_masks(args, kwargs)
+        masks = partial_masks(args, kwargs, waits=self.waits_for_masks)
         autocast = autocast_state(self._device)
         key = (fast_key(args, kwargs), masks, has_gradients, autocast, self.mode.key)
         found = self._seen.get(key)

@@ -152,6 +152,13 @@ def _teach(engine: Engine, outcome: StepOutcome, sample: StepSample) -> None:
         for event in events
         if event.action != keep and event.held_bytes
     )
+    known = learner.model.patterns.get(outcome.facts.context)
+    if known is not None and [e.place for e in known.events] == [
+        (event.unit, event.call) for event in events
+    ]:
+        pairs = zip(known.events, events, strict=True)
+        if any(own.family != event.family for own, event in pairs):
+            engine.describer.waits_for_masks = True
     learner.absorb(
         outcome.facts,
         events,

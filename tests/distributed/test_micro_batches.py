@@ -1,0 +1,40 @@
+"""Batches in micro-batches on several ranks: gradients of the whole, in one process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+pytestmark = pytest.mark.timeout(300)  # all of a launch is its first test's
+_KINDS = ("ddp", "fsdp")
+
+
+@pytest.fixture(scope="session")
+def trained(launch: Callable[..., Any]) -> Any:
+    """Both kinds, on two ranks whose batches differ in rows and lengths."""
+    cases = {kind: {"kind": kind} for kind in _KINDS}
+    return launch("micro_batches:compare", cases, limit_seconds=240.0)
+
+
+@pytest.mark.parametrize("kind", _KINDS)
+def test_gradients_are_those_of_all_ranks_batches(trained: Any, kind: str) -> None:
+    """In the loop of one process: nobody says when gradients are reduced."""
+    for rank in trained[kind]:
+        assert rank["error"] <= 1e-10
+        assert all(sum(own) == pytest.approx(1.0) for own in rank["weights"])
+
+
+def test_ranks_of_ddp_run_as_many_as_each_needs(trained: Any) -> None:
+    """They meet in the last one alone."""
+    first, second = trained["ddp"]
+    assert first["counts"] != second["counts"]
+    assert all(0.0 not in own for own in first["weights"] + second["weights"])
+
+
+def test_ranks_that_wait_run_equally_many(trained: Any) -> None:
+    """FSDP gathers weights in each forward: some rank runs rows again for nothing."""
+    first, second = trained["fsdp"]
+    assert first["counts"] == second["counts"]
+    assert any(0.0 in own for own in first["weights"] + second["weights"])
