@@ -161,10 +161,12 @@ def test_gradients_are_those_of_the_whole(toys, case, dtype, most):
                 first = part["input_ids"] if hasattr(part, "keys") else part[0]
                 sizes.append(tuple(first.shape))
             assert float(loss.detach()) == pytest.approx(total, rel=1e-5)
-            for own, other in zip(model.parameters(), whole.parameters(), strict=True):
-                is_zero = other.grad.abs().max() < 1e-12 * largest  # but for rounding
-                scale = largest if is_zero else other.grad.abs().max()
-                assert (own.grad - other.grad).abs().max() <= most * scale
+            others = dict(whole.named_parameters())
+            for name, own in model.named_parameters():
+                other = others[name].grad
+                # A bias of all keys changes no attention: its gradient is rounding.
+                scale = largest if "key.bias" in name else other.abs().max()
+                assert (own.grad - other).abs().max() <= most * scale
     assert N_ROWS == sum(n for n, _ in sizes)
     assert 1 < len(sizes) < N_ROWS
     assert max(columns for _, columns in sizes) == COLUMNS - 4
