@@ -549,14 +549,15 @@ class Splitter:
         last = self._engine.told.last
         if last is None:
             return {}
-        own = {
-            f"{path}.{axis}": role
-            for path, axes in rows.axes.items()
-            for axis, role in axes.items()
-            if last[1].knows(f"{path}.{axis}")
-        }
-        own = own if _ROWS in own.values() else self._roles
-        return {k: n if role == _ROWS else widths[role] for k, role in own.items()}
+        own: dict[int, tuple[str, int]] = {}
+        for path, axes in rows.axes.items():
+            for axis, role in axes.items():
+                column = last[1].column(f"{path}.{axis}")
+                if column is not None:
+                    own.setdefault(column, (f"{path}.{axis}", role))
+        roles = dict(own.values())
+        roles = roles if _ROWS in roles.values() else self._roles
+        return {k: n if role == _ROWS else widths[role] for k, role in roles.items()}
 
     def _ask(self, rows: Rows, n: int, widths: Sequence[int]) -> Forecast | None:
         shape = self._shape(rows, n, widths)
@@ -597,11 +598,12 @@ class Splitter:
         if last is None or n in widths:
             return
         roles = {n: _ROWS, **{w: i for i, w in enumerate(widths)}}
-        self._roles = {
-            name: roles[size]
+        found = {
+            last[1].column(name): (name, roles[size])
             for name, size in zip(last[1].names, last[0].sizes, strict=False)
             if size in roles and name.endswith(".0") == (roles[size] == _ROWS)
         }
+        self._roles = dict(found.values())
 
     # ------------------------------------------------------------------ choosing
 

@@ -151,7 +151,7 @@ def test_gradients_are_those_of_the_whole(toys, case, dtype, most):
     with mimose.attach(
         model, "1TiB", layers=layers, meter=toys.BlindMeter()
     ) as session:
-        for _ in range(3):
+        for number in range(3):
             model.zero_grad()
             total, sizes = 0.0, []
             for part, weight in session.micro_batches(batch, **options):
@@ -167,9 +167,9 @@ def test_gradients_are_those_of_the_whole(toys, case, dtype, most):
                 # A bias of all keys changes no attention: its gradient is rounding.
                 scale = largest if "key.bias" in name else other.abs().max()
                 assert (own.grad - other).abs().max() <= most * scale
-    assert N_ROWS == sum(n for n, _ in sizes)
-    assert 1 < len(sizes) < N_ROWS
-    assert max(columns for _, columns in sizes) == COLUMNS - 4
+            assert N_ROWS == sum(n for n, _ in sizes)
+            assert max(columns for _, columns in sizes) == COLUMNS - 4
+            assert number > 0 or 1 < len(sizes)  # later ones may be known to fit whole
 
 
 def test_what_does_not_follow_rows_is_handed_on():

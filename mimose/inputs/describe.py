@@ -258,9 +258,10 @@ class SizeTable:
         first = next((c for c in columns if self.names[c].endswith(".0")), columns[0])
         return self._name(first), sizes[first]
 
-    def knows(self, name: str) -> bool:
-        """Whether a size is called so."""
-        return name in self._index
+    def column(self, name: str) -> int | None:
+        """Return the place of a size, and of all that equal it; None of no such name."""
+        at = self._index.get(name)
+        return at if at is None or not self._group else self._group[at]
 
     def named(self, sizes: tuple[int, ...]) -> Mapping[str, int]:
         """Return the sizes that vary, by name; all of them while none has varied."""
