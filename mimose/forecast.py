@@ -70,8 +70,8 @@ def asked(
 ) -> tuple[StepInput, SizeTable]:
     """Return the step that a shape asks for, and the names of its sizes.
 
-    It is like the last step or, before the first, like those that a loaded state was
-    taught by last.
+    It is like the last step whose mask hid something, if some do, or, before the
+    first step, like those that a loaded state was taught by last.
 
     Args:
         engine: The session's parts.
@@ -80,7 +80,7 @@ def asked(
     Raises:
         MimoseError: A name is not one of the model's; or nothing is known yet.
     """
-    last = engine.told.last
+    last = engine.told.last if shape is None else engine.told.typical
     if last is None:
         msg = (
             "no step was run yet and no state was loaded, so no shape is known; train "

@@ -16,10 +16,9 @@ off between them; a dynamic programme over all runs finds the split of least sec
 Then each micro-batch is asked for itself: where one does not fit, fewer elements may
 stand there, and the split is made anew.
 
-What is not known yet has to be tried: the longest row by itself, which nothing smaller
-could stand in for, the shortest, and then a few times what has run, as long as so many
-times its memory is within the budget. The split is lazy: what is left of the batch is
-split anew once more is known.
+What is not known yet has to be tried: the shortest row, and then a few times what has
+run, as long as so many times its memory is within the budget. The split is lazy: what
+is left of the batch is split anew once more is known.
 """
 
 from __future__ import annotations
@@ -535,7 +534,7 @@ class Splitter:
             now = self._engine.learner.model.version
             is_stale = not is_settled and now != version
             if not ends or is_stale or not self._fits(rows, order[: ends[0]]):
-                order, ends, is_settled = self._split(rows, order)
+                ends, is_settled = self._split(rows, order)
                 version = now
             end, *rest = ends
             chosen, order = order[:end], order[end:]
@@ -546,7 +545,7 @@ class Splitter:
 
     def _shape(self, rows: Rows, n: int, widths: Sequence[int]) -> dict[str, int]:
         """Return the model's sizes that a micro-batch decides, by name; {}: none."""
-        last = self._engine.told.last
+        last = self._engine.told.typical
         if last is None:
             return {}
         own: dict[int, tuple[str, int]] = {}
@@ -607,21 +606,18 @@ class Splitter:
 
     # ------------------------------------------------------------------ choosing
 
-    def _split(self, rows: Rows, order: _Ints) -> tuple[_Ints, list[int], bool]:
+    def _split(self, rows: Rows, order: _Ints) -> tuple[list[int], bool]:
         """Return where micro-batches end: Note: [The split].
 
         Returns:
-            The order of rows; the ends, or that of the first one alone; whether nothing
-            better can be known later.
+            The ends, or that of the first one alone; whether nothing better can be
+            known later.
 
         Raises:
             InfeasibleBudgetError: The longest row does not fit by itself.
         """
-        longest = self._ask(rows, 1, rows.widths(order[-1:]))
-        if longest is None or (longest.fits is None and longest.extrapolation > 0.0):
-            return np.roll(order, 1), [1], False
-        if longest.fits is None or self._fits(rows, order[:1]) is None:
-            return order, [self._tried(rows, order)], False
+        if None in (self._fits(rows, order[:1]), self._fits(rows, order[-1:])):
+            return [self._tried(rows, order)], False
         self._raise_if_too_long(rows, order[-1:])
         begins, ends = rows.begins[order], rows.ends[order]
         elements, costs, is_settled = self._knots(rows, begins, ends)
@@ -632,7 +628,7 @@ class Splitter:
             if len(first) == 1:
                 self._raise_if_too_long(rows, first)
             if len(first) == 1 or self._may_run(rows, len(first), widths):
-                return order, cuts, is_settled
+                return cuts, is_settled
             near = most[: 2 * len(first)]
             near[:] = np.minimum(near, _SHRINK * _elements(len(first), widths))
 
@@ -690,13 +686,11 @@ class Splitter:
         return np.array(told)
 
     def _most_rows(self, rows: Rows, widths: Sequence[int], most: int) -> int:
-        """Return how many rows of a length may run, at most so many; 1 at least."""
+        """Return how many rows of a length are known to fit, at most so many."""
         shape, n = self._shape(rows, 1, widths), 1
         name = next(name for name in shape if name.endswith(".0"))
         with suppress(MimoseError):
             n = max(1, self._forecasts.largest(shape, name, None, most, True))
-        while n < most and self._may_run(rows, min(most, 2 * n), widths):
-            n = min(most, 2 * n)
         return n
 
     def _raise_if_too_long(self, rows: Rows, alone: _Ints) -> None:

@@ -259,7 +259,7 @@ class SizeTable:
         return self._name(first), sizes[first]
 
     def column(self, name: str) -> int | None:
-        """Return the place of a size, and of all that equal it; None of no such name."""
+        """Return the place of a size and of all equal ones; None of no such name."""
         at = self._index.get(name)
         return at if at is None or not self._group else self._group[at]
 
@@ -501,6 +501,8 @@ class Describer:
         self.tables: dict[str, SizeTable] = {}
         """By structure, the names of sizes; the last used last."""
         self._seen: dict[Hashable, tuple[StepInput, SizeTable]] = {}
+        self.hides = False
+        """Whether a mask of the last call may hide something."""
         self.waits_for_masks = False
         """Whether layers were seen to differ by what a mask on an accelerator hides."""
         self.renew()
@@ -560,6 +562,7 @@ class Describer:
             if probe.grad is not None:
                 has_gradients = True
         masks = partial_masks(args, kwargs, waits=self.waits_for_masks)
+        self.hides = bool(masks)
         autocast = autocast_state(self._device)
         key = (fast_key(args, kwargs), masks, has_gradients, autocast, self.mode.key)
         found = self._seen.get(key)

@@ -61,6 +61,8 @@ class Driver:
         plans: Whether plans are made; a baseline does the same in every step.
         is_running: Whether a step's forward runs.
         last: What was planned last, with the names of its sizes.
+        typical: The same of the last step whose masks hid something, if some do: where
+            none does layers run without, and such batches are few.
         start_bytes: Held as the last step without gradients began; before the first,
             what a loaded state says.
         losses: Those of the model that may go by rows; none in a baseline.
@@ -80,6 +82,9 @@ class Driver:
         self.plans = engine.plans
         self.is_running = False
         self.last: tuple[StepInput, SizeTable] | None = None
+        self.typical: tuple[StepInput, SizeTable] | None = None
+        self._hid: tuple[str, str] | None = None
+        """Of which calls the typical one is, if its masks hid something."""
         self.losses: tuple[LossByRows, ...] = ()
 
     # ------------------------------------------------------------------ the root
@@ -295,6 +300,10 @@ class Driver:
             is_first=not self._steps.n_begun,
         )
         self.last = whole, table
+        kind = whole.structure, self._engine.describer.mode.key
+        if self._engine.describer.hides or self._hid != kind:
+            self.typical = self.last
+            self._hid = kind if self._engine.describer.hides else None
         if not found.cache_hit:
             self._raise_if_infeasible(whole, memory)
         window.planned, window.decision = whole, found

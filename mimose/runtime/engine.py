@@ -116,6 +116,8 @@ class Told(NamedTuple):
 
     last: tuple[StepInput, SizeTable] | None
     """What was run last, with the names of its sizes; None before."""
+    typical: tuple[StepInput, SizeTable] | None
+    """The last one whose masks hid something, if some do."""
     memory: Memory | None
     """What is held, as if a step began; None before the first."""
     tables: Mapping[str, SizeTable]
@@ -369,6 +371,7 @@ class Engine:
         last = self.driver.last or self.describer.last or self._loaded()
         return Told(
             last=last,
+            typical=self.driver.typical or last,
             memory=None if last is None else self.driver.memory_now(),
             tables=self.describer.tables,
             start_bytes=self.driver.start_bytes,
