@@ -35,7 +35,7 @@ import torch
 
 import mimose
 from benchmarks.scale.models import WORKLOADS, Sizes, Workload
-from benchmarks.scale.run import BUDGET, GIB, Run, build
+from benchmarks.scale.run import Run, build
 from mimose.bench.child import run_child
 from mimose.bench.rows import Row, RowsFile, RunSettings, read
 from mimose.planners import Plan, PlanningProblem, everywhere
@@ -43,21 +43,22 @@ from mimose.planners import Plan, PlanningProblem, everywhere
 _LLAMA = replace(
     WORKLOADS["llama-8b-lora"], spans=((1, 32768),), median=512.0, spread=1.3
 )
-PLACES: Mapping[str, tuple[Workload, int, int, float]] = {
-    "bert-large-16": (WORKLOADS["bert-large"], 16, 16000, 2.2),
-    "bert-large-24": (WORKLOADS["bert-large"], 24, 16000, 2.2),
-    "t5-large-24": (WORKLOADS["t5-large"], 24, 8000, 2.5),
-    "llama-8b-lora-40": (_LLAMA, 40, 3000, 1.5),
-    "llama-8b-lora-80": (_LLAMA, 80, 3000, 1.5),
+PLACES: Mapping[str, tuple[Workload, int, int, str, float]] = {
+    "bert-large-16": (WORKLOADS["bert-large"], 16, 16000, "whole", 2.2),
+    "bert-large-24": (WORKLOADS["bert-large"], 24, 16000, "whole", 2.2),
+    "t5-large-24": (WORKLOADS["t5-large"], 24, 8000, "whole", 2.5),
+    "llama-8b-lora-40": (_LLAMA, 40, 3000, "lean", 1.5),
+    "llama-8b-lora-80": (_LLAMA, 80, 3000, "lean", 1.5),
 }
-"""Workload, GiB, samples of an epoch, and by how much c is to pass a."""
+"""Workload, GiB, samples of an epoch, the session's actions, and by how much c is to
+pass a."""
 _GRID = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96)
 """Rows that are tried, and, times the longest sample, budgets of tokens."""
 _WARM = 12
 """Steps that rates of fixed rows and budgets leave out."""
 _UNTIL_SETTLED = 40
 """The same of sessions, which learn in them."""
-_MOST_STEPS = 300
+_MOST_STEPS = 150
 _LIKE = 1.08
 """Samples go together whose first lengths lie within such a factor."""
 
@@ -111,7 +112,7 @@ class _Trials:
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self.place: str = task["place"]
-        self.workload, self.gib, n, _ = PLACES[self.place]
+        self.workload, self.gib, n, self.actions, _ = PLACES[self.place]
         self.seed: int = task["seed"]
         self.samples = list(self.workload.sizes(n, self.seed))
         self.run: Run = build(self.workload, {**task, "gib": self.gib})
@@ -128,9 +129,11 @@ class _Trials:
             if name in ("plain", "hf"):
                 yield None
                 return
-            budget = int(BUDGET * self.gib * GIB)
             planner: Any = _Everything() if name == "chunks" else "auto"
-            with mimose.attach(model, budget, planner=planner, refine=False) as session:
+            actions = "whole" if name == "chunks" else name
+            with mimose.attach(
+                model, planner=planner, actions=actions, refine=False
+            ) as session:
                 yield session
         finally:
             if name == "hf":
@@ -190,7 +193,7 @@ class _Trials:
                 low, high = 0, len(sizes)
                 while low < high:
                     middle = (low + high) // 2
-                    groups = self.heaviest_first(self.groups(part, sizes[middle]))[:8]
+                    groups = self.heaviest_first(self.groups(part, sizes[middle]))[:4]
                     if self.try_out(strategy, part, 0, groups, 0)["ooms"]:
                         high = middle
                     else:
@@ -217,22 +220,20 @@ class _Trials:
         rng.shuffle(groups)
         return groups
 
-    def fixed(self) -> Iterator[dict[str, Any]]:
-        """Yield trials of fixed rows, and of budgets of tokens bare and planned."""
-        yield from self.search("a")
-        (best,) = self.search("b")
-        yield best
-        first = round(best["size"] / sum(self.longest))
-        rates = [best["tokens_per_second"]]
-        for size in _GRID[_GRID.index(first) :: 2]:
-            groups = self.groups("d", size)
-            told = self.try_out(
-                "whole", "d", size * sum(self.longest), groups, _UNTIL_SETTLED
-            )
+    def oracle(self, first: int) -> Iterator[dict[str, Any]]:
+        """Yield trials of larger and larger budgets of tokens under a session.
+
+        Args:
+            first: The first of them.
+        """
+        rates = [0.0]
+        for size in _GRID[_GRID.index(round(first / sum(self.longest))) :: 2]:
+            groups, most = self.groups("d", size), size * sum(self.longest)
+            told = self.try_out(self.actions, "d", most, groups, _UNTIL_SETTLED)
             yield told
             rates.append(told["tokens_per_second"] or 0.0)
-            if rates[-1] == 0.0 or max(rates[-2:]) < 0.99 * max(rates):
-                break
+            if rates[-1] < 0.99 * max(rates):
+                return
 
     def ours(self) -> dict[str, Any]:
         """Return the row of the sampler's own batches."""
@@ -253,7 +254,7 @@ class _Trials:
                     settled.append(sampler.n_drawn)
                 yield [self.samples[at] for at in batch]
 
-        told = self.try_out("whole", "c", 0, drawn, _UNTIL_SETTLED)
+        told = self.try_out(self.actions, "c", 0, drawn, _UNTIL_SETTLED)
         return told | {"settled": settled[0] if settled else None}
 
 
@@ -314,15 +315,17 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Run the trials of a place; yield a row's columns for each.
 
     Args:
-        task: ``place``, ``parts`` (``"abd"`` or ``"c"``), ``card``, ``device`` and
-            ``seed``.
+        task: ``place``, ``part``, ``first`` (the budget of tokens that the oracle
+            begins with), ``card``, ``device`` and ``seed``.
     """
     warnings.filterwarnings("ignore")
     trials = _Trials(task)
-    if task["parts"] == "c":
+    if task["part"] == "c":
         yield trials.ours()
+    elif task["part"] == "d":
+        yield from trials.oracle(task["first"])
     else:
-        yield from trials.fixed()
+        yield from trials.search(task["part"])
 
 
 # --------------------------------------------------------------------- the command
@@ -336,7 +339,7 @@ def main(arguments: list[str] | None = None) -> int:
     )
     add = parser.add_argument
     add("--places", nargs="+", default=list(PLACES), choices=PLACES)
-    add("--parts", nargs="+", default=["abd", "c"], choices=("abd", "c"))
+    add("--parts", nargs="+", default=list("abcd"), choices=list("abcd"))
     add("--card", default="h100", help="h200, h100, a100, rtx4090 or a10")
     add("--seed", type=int, default=1)
     add("--out", default="docs/results/fill/fill.csv", help="where rows are kept")
@@ -347,11 +350,13 @@ def main(arguments: list[str] | None = None) -> int:
     rows = read(path, FillRow) if options.resume and path.exists() else []
     file = RowsFile(path, FillRow, goes_on=bool(rows))
     for place in options.places:
-        for parts in options.parts:
-            if any(row.place == place and row.part in parts for row in rows):
+        for part in options.parts:
+            own = {row.part: row for row in rows if row.place == place}
+            if part in own:
                 continue
-            task = {"place": place, "parts": parts, "device": "sim"}
+            task = {"place": place, "part": part, "device": "sim"}
             task |= {"card": options.card, "seed": options.seed}
+            task["first"] = own["b"].size if "b" in own else 0
             for told in run_child("benchmarks.fill", task, settings.threads):
                 row = FillRow(place=place, **told, **settings.provenance())
                 file.append([row])
@@ -391,7 +396,7 @@ def table(rows: Iterable[FillRow]) -> str:
         rates = {p: (r.tokens_per_second or 0.0) if r else 0.0 for p, r in best.items()}
         cells = [f"{rates[part]:.0f}" for part in "abcd"]
         for part in "abd":
-            bar = f" ({PLACES[place][3]})" if part == "a" else ""
+            bar = f" ({PLACES[place][-1]})" if part == "a" else ""
             ratio = rates["c"] / rates[part] if rates[part] else math.nan
             cells.append(f"{ratio:.2f}{bar}")
         own = best["c"]

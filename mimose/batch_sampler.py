@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from torch import distributed
 from torch.utils.data import Sampler
@@ -49,7 +50,7 @@ _APART, _APART_OF_SEVERAL = 1.5, 2.0
 """Between anchors, at most."""
 _STILL_SMALL = 64
 """Batches before anything is known, after which a warning says why."""
-_GRID = sorted({round(1.1**k) for k in range(120)})
+_GRID = sorted({round(1.03**k) for k in range(400)})
 """Numbers of rows that are asked for."""
 
 _Ints: TypeAlias = NDArray[np.int64]
@@ -418,6 +419,8 @@ class BatchSampler(Sampler[list[int]]):
         self.is_settled = is_same and bool(table) and all(table or ())
         if not is_same:
             self._take(table)
+            if self.n_drawn and torch.accelerator.is_available():
+                torch.accelerator.empty_cache()  # blocks of smaller batches are gaps
 
     def _forecast_or_none(self) -> _Table:
         if self.session is None:
@@ -505,7 +508,7 @@ class BatchSampler(Sampler[list[int]]):
             return math.log(n / found.seconds) - _DOUBLING * math.log2(n)
 
         start = int(np.searchsorted(_GRID, old)) if old else 0
-        at = _climb(score, start, 1 if old else 8)
+        at = _climb(score, start)
         n = _GRID[at]
         if not ask(n).fits:
             return 0 if ask(n).fits is None else 1
@@ -517,13 +520,12 @@ class BatchSampler(Sampler[list[int]]):
         return min(2 * n, int(most)) if is_safe else n
 
 
-def _climb(score: Callable[[int], float], start: int, step: int) -> int:
+def _climb(score: Callable[[int], float], start: int) -> int:
     """Return where a score that has one hill is highest, near the start if it is flat.
 
     Args:
         score: Of a place on the grid.
         start: The first place.
-        step: How far away the others are looked for at first.
     """
     scores: dict[int, float] = {}
 
@@ -534,11 +536,11 @@ def _climb(score: Callable[[int], float], start: int, step: int) -> int:
             scores[at] = score(at)
         return scores[at]
 
-    at = start
+    at, step = start, 8
     while step:
         to = max(at + step, at - step, key=of)
         if of(to) > of(at) + _SAME:
-            at, step = to, 2 * step
+            at = to
         else:
             step //= 2
     return at
