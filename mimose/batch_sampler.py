@@ -42,8 +42,8 @@ _DOUBLING = 0.01
 """What a batch twice as large has to bring, at least, as a share of tokens a second."""
 _SAME = 0.002
 """The same of another number of rows than before."""
-_SAFE = 0.9
-"""Of the budget, what a batch twice as large as those known may take."""
+_SAFE = 0.75
+"""Of the budget, what a batch half as large again as those known may take."""
 _LIKE, _LIKE_OF_SEVERAL = 1.015, 1.08
 """Lengths within such a factor come in random order; of several, the last decides."""
 _APART, _APART_OF_SEVERAL = 1.5, 2.0
@@ -516,8 +516,9 @@ class BatchSampler(Sampler[list[int]]):
             return n
         # All is recomputed where more rows were not measured: that grows by a line.
         half, whole = (ask(each, 1).peak_bytes or math.inf for each in (n // 2, n))
-        is_safe = whole + n / (n - n // 2) * (whole - half) < _SAFE * session.budget
-        return min(2 * n, int(most)) if is_safe else n
+        more = max(1, n // 2)
+        is_safe = whole + more / (n - n // 2) * (whole - half) < _SAFE * session.budget
+        return min(n + more, int(most)) if is_safe else n
 
 
 def _climb(score: Callable[[int], float], start: int) -> int:
