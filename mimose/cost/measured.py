@@ -6,9 +6,10 @@ between the layers, and what backwards leave, is learned from steps that recompu
 there every input of a layer is held from its forward to its backward, whoever made it.
 A kept layer may let go of its input (under autocast BERT's saves a copy of it alone).
 So what the level says of a kept layer from its entry to the next one's, beyond what was
-counted of both, is learned, too. What goes later than that, or only if all of several
-layers are kept (a mask, a position bias), is counted longer than it is held: 1% of
-T5-large.
+counted of both, is learned, too. What several layers read (a mask, a position bias)
+goes behind the last of them if all of them are kept, and only then. So what a last one
+shows is learned apart where all before it are kept. What goes later than that, or
+without some of them, is counted longer than it is held.
 
 Note: [Copies]
 Within a context autocast casts each trained weight once and keeps the copy. A kept
@@ -34,6 +35,7 @@ from mimose.cost.model import (
     backward_key,
     backward_sizes,
     beyond_key,
+    ends_stack,
     gap_key,
     head_key,
     numbers,
@@ -237,9 +239,11 @@ class _Readings:
         segments = [*sample.gaps, sample.head]
         copied = sum(map(model.copied_bytes, ran))
         gone = model.copies_gone(ran, [event.action for event in events])
+        are_kept = True
         for at, event in enumerate(events):
             net, action = segments[at + 1].net_bytes, event.action
             is_last = at + 1 == len(events)
+            are_kept = are_kept and action == model.menu.first
             if net is None or not model.keeps_copies(action):
                 continue
             if not (around[at][1] or is_last):
@@ -252,8 +256,9 @@ class _Readings:
                 net += model.copied_bytes(ran[at])
             if is_last and sample.copies_end == "head":
                 net -= copied - gone
-            key = "net", *beyond_key(family, around[at]), action
-            self._add(key, sizes, net)
+            of_all = are_kept and ends_stack(family, around[at])
+            key = "net", *beyond_key(family, around[at], of_all=of_all), action
+            self._add(key, sizes, float(round(net)))  # predictions have fractions
 
     def add_rise(
         self,

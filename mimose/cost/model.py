@@ -311,9 +311,20 @@ def backward_sizes(facts: StepInput, own: Sizes, around: Around) -> Sizes:
     return own if around[0] else facts.sizes
 
 
-def beyond_key(family: str, around: Around) -> Key:
-    """Name the series of what a kept layer holds beyond what was counted."""
-    return family, "beyond", around
+def ends_stack(family: str, around: Around) -> bool:
+    """Whether another kind of layer runs behind one, or none."""
+    return around[1] != family
+
+
+def beyond_key(family: str, around: Around, *, of_all: bool = False) -> Key:
+    """Name the series of what a kept layer holds beyond what was counted.
+
+    Args:
+        family: The layer's.
+        around: The families of its neighbours.
+        of_all: Whether all layers before it are kept, too.
+    """
+    return family, "beyond all" if of_all else "beyond", around
 
 
 def gap_key(facts: StepInput, pair: Around) -> Key:

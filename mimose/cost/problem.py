@@ -19,6 +19,7 @@ from mimose.cost.model import (
     backward_key,
     backward_sizes,
     beyond_key,
+    ends_stack,
     gap_key,
     head_key,
 )
@@ -224,19 +225,25 @@ class _Layer:
             on_host = self.model.exact(family, "host", spec.name)
             needs_all = spec.needs_host and bool(on_host.doubt(self.sizes))
             host.append(held[0] if needs_all else on_host.predict(self.sizes))
-        held = [own + self._beyond(a) for a, own in zip(menu.names, held, strict=True)]
+        held = [own + self.beyond(a) for a, own in zip(menu.names, held, strict=True)]
         return np.array((held, forward, backward, cost, host))
 
-    def _beyond(self, action: str) -> float:
+    def beyond(self, action: str, *, of_all: bool = False) -> float:
         """Return what it holds beyond what was counted: Note: [Least].
 
         As long as few steps have shown that, it is no less than was counted, and no
         more than was ever read.
+
+        Args:
+            action: Under which it runs.
+            of_all: Whether all layers before it are kept, too.
         """
-        key = beyond_key(self.event.family, self.around)
+        key = beyond_key(self.event.family, self.around, of_all=of_all)
         told = self.model.net(*key, action)
         value = told.predict(self.sizes)
-        return max(0.0, min(value, told.most)) if told.doubt(self.sizes) else value
+        if not told.doubt(self.sizes):
+            return value
+        return self.beyond(action) if of_all else max(0.0, min(value, told.most))
 
     def _cost(self, spec: ActionSpec, freed_bytes: float) -> float:
         """Return what an action costs, in FLOPs: those it runs, and bytes as FLOPs."""
@@ -412,8 +419,9 @@ def plan_growth(
     """Judge a plan at the problem's sizes, before and after the release.
 
     The problem has copies of kept layers twice until the context ends; here they are
-    taken off: Note: [Copies]. A step of E events has 3 E + 1 segments: a gap and a
-    forward for each, the head, and the backwards from the last event to the first.
+    taken off: Note: [Copies]. So is what goes only if all layers before are kept. A
+    step of E events has 3 E + 1 segments: a gap and a forward for each, the head, and
+    the backwards from the last event to the first.
 
     Args:
         model: What was learned.
@@ -426,7 +434,15 @@ def plan_growth(
     laid_out, at_head = lay_out(problem, choice), 2 * len(actions)
     peaks = laid_out.peak_bytes_by_segment - problem.start_bytes
     level = laid_out.level_bytes[at_head] - problem.start_bytes
-    pattern, twice = model.pattern(facts), 0.0
+    pattern, twice, first = model.pattern(facts), 0.0, model.menu.first
+    layers, n_kept = _layers(model, facts, pattern), 0
+    while n_kept < len(actions) and actions[n_kept] == first:
+        layer = layers[pattern.layout.of_event[n_kept]]
+        n_kept += 1
+        if ends_stack(layer.event.family, layer.around):
+            gone = layer.beyond(first) - layer.beyond(first, of_all=True)
+            peaks[2 * n_kept :] -= gone
+            level -= gone if 2 * n_kept <= at_head else 0.0
     for index, event in enumerate(pattern.events if pattern.copies_end else ()):
         if model.keeps_copies(actions[index]):
             copied = model.copied_bytes(event)
