@@ -36,12 +36,15 @@ _FEW = 8
 """Rows without a limit and a session, and the most before anything is known."""
 _FIRST_ROWS = (1, 2, 4, 8)
 """Rows by turns until something is known: what follows rows shows where they vary."""
-_ROUND, _SETTLED_ROUND = 4, 32
+_ROUND, _SETTLED_ROUND = 4, 16
 """Batches between two tables, while they change and when they do not."""
 _DOUBLING = 0.01
 """What a batch twice as large has to bring, at least, as a share of tokens a second."""
 _SAME = 0.002
 """The same of another number of rows than before."""
+_NEAR = 0.08
+"""By such a share rows differ too little to cut what is left anew."""
+_UNFIT = -1e9
 _SAFE = 0.75
 """Of the budget, what a batch half as large again as those known may take."""
 _LIKE, _LIKE_OF_SEVERAL = 1.015, 1.08
@@ -414,12 +417,16 @@ class BatchSampler(Sampler[list[int]]):
 
     def _renew(self) -> None:
         """Begin a round: ask for a table, and take it if it is another one."""
-        table = self._agreed(self._forecast_or_none())
-        is_same = bool(self._history) and table == self._table
+        before, table = self._table, self._agreed(self._forecast_or_none())
+        is_same = bool(self._history) and table == before
         self.is_settled = is_same and bool(table) and all(table or ())
         if not is_same:
             self._take(table)
-            if self.n_drawn and torch.accelerator.is_available():
+            pairs = zip(table or (), before or (), strict=False)
+            if (
+                any(now > 1.25 * then for now, then in pairs)
+                and torch.accelerator.is_available()
+            ):
                 torch.accelerator.empty_cache()  # blocks of smaller batches are gaps
 
     def _forecast_or_none(self) -> _Table:
@@ -502,7 +509,7 @@ class BatchSampler(Sampler[list[int]]):
             n = _GRID[at]
             found = ask(n)
             if not found.fits or found.plan is None or n > most:
-                return -1e9 - n
+                return _UNFIT - n
             if found.seconds is None:  # recomputing costs more than rows bring
                 return math.log(n) * (1.0 if found.plan.extra_cost == 0.0 else -1.0)
             return math.log(n / found.seconds) - _DOUBLING * math.log2(n)
@@ -510,6 +517,8 @@ class BatchSampler(Sampler[list[int]]):
         start = int(np.searchsorted(_GRID, old)) if old else 0
         at = _climb(score, start)
         n = _GRID[at]
+        if old and abs(n - old) < _NEAR * old and score(start) > _UNFIT:
+            return old
         if not ask(n).fits:
             return 0 if ask(n).fits is None else 1
         if n == 1 or _GRID[at + 1] > most or ask(_GRID[at + 1]).fits is not None:

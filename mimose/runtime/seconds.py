@@ -36,6 +36,8 @@ _LATELY, _FEW = 64, 16
 """The model's steps, of a context, and the optimizers' that rates are fitted to."""
 _LEAST, _LEAST_SHAPES = 6, 3
 """Fewer steps, or shapes, tell nothing."""
+_MORE = "~more"
+"""Marks a context's steps whose plans added something: others do not tell what."""
 _DOUBT = 0.1
 """What a guess weighs beside a step."""
 
@@ -83,7 +85,7 @@ class StepSeconds:
         self._new = deque(maxlen=_LATELY)
         """Steps, the actions of their layer calls, and their seconds."""
         self._known: dict[Context, deque[tuple[float, ...]]] = {}
-        """By context the work of steps, and their seconds."""
+        """By context, with and without `_MORE`, the work of steps and their seconds."""
         self._rates: dict[Context, Rates] = {}
         """Fitted to these."""
         self._optimizer: deque[float] = deque(maxlen=_FEW)
@@ -164,8 +166,9 @@ class StepSeconds:
         """
         self._take_in()
         own = _alike(context)
-        known, rates = self._known.get(own, ()), self._rates.get(own)
+        rates = self._rates.get(own)
         if rates is None:
+            known = [*self._known.get(own, ()), *self._known.get(own + _MORE, ())]
             if len(known) < _LEAST or len({row[0] for row in known}) < _LEAST_SHAPES:
                 return None
             rates = self._rates[own] = _fitted(known)
@@ -185,10 +188,11 @@ class StepSeconds:
                 continue
             if len(actions) != len(model.pattern(facts).events):
                 continue
-            own = _alike(facts.context)
-            known = self._known.pop(own, None) or deque(maxlen=_LATELY)
-            known.append((*step_work(model, facts, actions), seconds))
-            self._known[own] = known
+            own, work = _alike(facts.context), step_work(model, facts, actions)
+            key = own + _MORE if work[-1] else own
+            known = self._known.pop(key, None) or deque(maxlen=_LATELY)
+            known.append((*work, seconds))
+            self._known[key] = known
             self._rates.pop(own, None)
         while len(self._known) > MOST_CONTEXTS:
             del self._known[next(iter(self._known))]
