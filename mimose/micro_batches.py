@@ -13,8 +13,9 @@ Note: [The split]
 Rows are sorted by length, and micro-batches are runs of them. How many padded elements
 fit, and what they take, is asked of the session's forecast at a few lengths, and read
 off between them; a dynamic programme over all runs finds the split of least seconds.
-Then each micro-batch is asked for itself: where one does not fit, fewer elements may
-stand there, and the split is made anew.
+What was told at a length serves until twice as many steps have run. Each micro-batch is
+asked for itself before it runs: where one does not fit, fewer elements may stand there,
+and the split is made anew.
 
 What is not known yet has to be tried: the shortest row, and then a few times what has
 run, as long as so many times its memory is within the budget. The split is lazy: what
@@ -33,6 +34,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+from cachetools import LRUCache
 from numpy.typing import NDArray
 from torch import nn
 
@@ -60,6 +62,7 @@ _GROWTH = 4.0
 """How many times what has run may be tried where nothing is known."""
 _MOST_RAN = 32
 """Micro-batches remembered for that."""
+_MOST_KNOTS = 256
 _KNOTS = 3
 """Lengths at which the forecast is asked."""
 _SHARES = np.array([0.0, 0.125, 0.25, 0.5, 1.0])
@@ -449,6 +452,9 @@ class Splitter:
         self._engine, self._forecasts = engine, forecasts
         self._ran: deque[tuple[int, int, float]] = deque(maxlen=_MOST_RAN)
         """Rows and columns of micro-batches, and what memory grew by."""
+        self._knots: LRUCache[tuple[int, ...], tuple[int, float, _Floats]]
+        self._knots = LRUCache(_MOST_KNOTS)
+        """Until which step; the most elements, and what shares of them take."""
         self._roles: dict[str, int] = {}
         """By the name of a size of the model's, what it is, as seen in a step."""
         self._wrapper: Callable[[], Any] | None = None
@@ -577,7 +583,9 @@ class Splitter:
         found = self._ask(rows, n, widths)
         if found is not None and found.fits is not None:
             return found.fits
-        room = self._engine.footprint.budget_bytes - self._engine.meter.live_bytes()
+        footprint = self._engine.footprint
+        held = self._engine.meter.live_bytes()
+        room = (footprint.budget_bytes - held) / footprint.reserved_ratio
         columns = sum(widths)
         for n_ran, wide, growth in self._ran:
             # By columns it grows by their square at the most, as attention's scores do.
@@ -616,11 +624,13 @@ class Splitter:
         Raises:
             InfeasibleBudgetError: The longest row does not fit by itself.
         """
-        if None in (self._fits(rows, order[:1]), self._fits(rows, order[-1:])):
+        longest = self._ask(rows, 1, _rounded(rows.widths(order[-1:])))
+        if longest is None or longest.fits is None:
             return [self._tried(rows, order)], False
-        self._raise_if_too_long(rows, order[-1:])
+        if not longest.fits:
+            self._raise_if_too_long(rows, order[-1:])
         begins, ends = rows.begins[order], rows.ends[order]
-        elements, costs, is_settled = self._knots(rows, begins, ends)
+        elements, costs = self._table(rows, begins, ends)
         most = elements.copy()
         while True:
             cuts = _least(begins, ends, most, elements, costs)
@@ -628,7 +638,8 @@ class Splitter:
             if len(first) == 1:
                 self._raise_if_too_long(rows, first)
             if len(first) == 1 or self._may_run(rows, len(first), widths):
-                return cuts, is_settled
+                return cuts, True
+            self._knots.clear()
             near = most[: 2 * len(first)]
             near[:] = np.minimum(near, _SHRINK * _elements(len(first), widths))
 
@@ -639,39 +650,46 @@ class Splitter:
             n = min(m, 2 * n)
         return n
 
-    def _knots(
-        self, rows: Rows, begins: _Ints, ends: _Ints
-    ) -> tuple[_Floats, _Floats, bool]:
+    def _table(self, rows: Rows, begins: _Ints, ends: _Ints) -> tuple[_Floats, _Floats]:
         """Return what is asked of the forecast, by row: Note: [The split].
 
         Returns:
             (m,) the most elements of a micro-batch that ends there; (m, shares) what
-            shares of it take; whether more would be known not to fit.
+            shares of it take.
         """
-        m, is_settled = len(begins), True
+        m, most, costs = len(begins), [], []
         places = np.unique(np.linspace(0, m - 1, _KNOTS).round().astype(int))
-        most, costs = [], []
         for place in places:
             near = slice(max(0, place - m // _KNOTS), place + 1)
             spans = ends[near].max(0) - begins[near].min(0)
-            widths = [_rounded(w, s) for w, s in zip(spans, rows.sizes, strict=True)]
-            n = self._most_rows(rows, widths, m)
-            found = self._ask(rows, min(n + 1, m), widths)
-            is_settled &= n == m or (found is not None and found.fits is False)
-            some = np.unique(np.ceil(n * _SHARES[1:])).astype(int)
-            sizes = np.array([_elements(int(each), widths) for each in some])
-            cost = self._seconds(rows, some.tolist(), widths)
-            if cost is None:
-                cost = sizes + _FIXED * sizes[-1]
-            first = cost[0]
-            if len(some) > 1:  # of no rows at all
-                first -= sizes[0] * (cost[1] - cost[0]) / (sizes[1] - sizes[0])
-            most.append(sizes[-1])
-            sizes, cost = np.r_[0.0, sizes], np.r_[max(0.0, first), cost]
-            costs.append(np.interp(_SHARES * sizes[-1], sizes, cost))
+            widths = _rounded(spans.tolist())
+            elements, cost = self._knot(rows, widths)
+            most.append(elements)
+            costs.append(cost)
         at = np.arange(m)
         by_share = [np.interp(at, places, column) for column in np.array(costs).T]
-        return np.interp(at, places, most), np.stack(by_share, axis=1), is_settled
+        return np.interp(at, places, most), np.stack(by_share, axis=1)
+
+    def _knot(self, rows: Rows, widths: Sequence[int]) -> tuple[float, _Floats]:
+        """Return the most elements of rows of a length, and what shares of it take."""
+        n_steps = self._engine.steps.n_begun
+        key = self._engine.footprint.budget_bytes, rows.n, *widths
+        until, elements, costs = self._knots.get(key, (0, 0.0, np.empty(0)))
+        if n_steps < until:
+            return elements, costs
+        n = self._most_rows(rows, widths)
+        some = np.unique(np.ceil(n * _SHARES[1:])).astype(int)
+        sizes = np.array([_elements(int(each), widths) for each in some])
+        cost = self._seconds(rows, some.tolist(), widths)
+        if cost is None:
+            cost = sizes + _FIXED * sizes[-1]
+        first = cost[0]
+        if len(some) > 1:  # of no rows at all
+            first -= sizes[0] * (cost[1] - cost[0]) / (sizes[1] - sizes[0])
+        elements, cost = float(sizes[-1]), np.r_[max(0.0, first), cost]
+        costs = np.interp(_SHARES * elements, np.r_[0.0, sizes], cost)
+        self._knots[key] = 2 * n_steps, elements, costs
+        return elements, costs
 
     def _seconds(
         self, rows: Rows, some: Sequence[int], widths: Sequence[int]
@@ -685,12 +703,12 @@ class Splitter:
             told.append(found.seconds)
         return np.array(told)
 
-    def _most_rows(self, rows: Rows, widths: Sequence[int], most: int) -> int:
-        """Return how many rows of a length are known to fit, at most so many."""
+    def _most_rows(self, rows: Rows, widths: Sequence[int]) -> int:
+        """Return how many rows of a length are known to fit, of a batch's."""
         shape, n = self._shape(rows, 1, widths), 1
         name = next(name for name in shape if name.endswith(".0"))
         with suppress(MimoseError):
-            n = max(1, self._forecasts.largest(shape, name, None, most, True))
+            n = max(1, self._forecasts.largest(shape, name, None, rows.n, True))
         return n
 
     def _raise_if_too_long(self, rows: Rows, alone: _Ints) -> None:
@@ -744,10 +762,10 @@ def _elements(n: int, widths: Sequence[int]) -> float:
     return float(n * (sum(widths) or 1))
 
 
-def _rounded(width: int, most: int) -> int:
-    """Return a length's next among those that are asked for."""
-    steps = math.ceil(_OCTAVE * math.log2(width) - 1e-9)
-    return min(most, math.ceil(float(2.0 ** (steps / _OCTAVE))))
+def _rounded(widths: Sequence[int]) -> list[int]:
+    """Return the next lengths among those that are asked for."""
+    steps = [math.ceil(_OCTAVE * math.log2(width) - 1e-9) for width in widths]
+    return [math.ceil(2.0 ** (step / _OCTAVE)) for step in steps]
 
 
 def _sorted(spans: _Ints) -> _Ints:
