@@ -253,3 +253,52 @@ def test_a_batch_is_a_container_of_tensors():
         for batch in (7, {"flag": True}):
             with pytest.raises(TypeError, match="batch"):
                 session.micro_batches(batch)
+
+
+@pytest.mark.sim
+def test_a_tight_budget_is_kept_from_the_first_row_on(sim):
+    """Nothing known, batches far too large: no step over, none that is run again."""
+    torch.manual_seed(0)
+    config = {**LAYERS, "hidden_size": 128, "intermediate_size": 512, **STILL}
+    config = transformers.BertConfig(**config, max_position_embeddings=256)
+    model = transformers.BertForSequenceClassification(config).to("sim").train()
+    optimizer = torch.optim.AdamW(model.parameters())
+    draw = np.random.default_rng(0)
+
+    def train(session, lengths):
+        lengths = torch.as_tensor(lengths)
+        mask = (torch.arange(int(lengths.max())) < lengths[:, None]).long()
+        batch = {"input_ids": 5 * mask, "attention_mask": mask, "labels": lengths % 2}
+        n = 0
+        for part, weight in session.micro_batches(batch):
+            part = {name: tensor.to("sim") for name, tensor in part.items()}
+            (weight * model(**part).loss).backward()
+            n += 1
+        optimizer.step()
+        optimizer.zero_grad()
+        return n
+
+    with mimose.attach(model, "120MiB", refine=False) as session:
+        counts = [train(session, draw.integers(20, 200, 96)) for _ in range(6)]
+        records = list(session.records)
+        assert all(record.highest_bytes <= record.budget_bytes for record in records)
+        assert 0 == sum(record.retries for record in records)
+        assert "plan" == records[-1].phase
+        whole = {"input_ids.0": 96, "input_ids.1": 199}
+        assert session.forecast(whole).fits is not True
+        assert counts[-1] < counts[0]
+
+
+def test_a_row_that_fits_under_no_plan_is_told(meter):
+    """With its length, before anything of its batch is run."""
+    model, batch, _ = _encoder()
+    with mimose.attach(model, "1GiB", meter=meter) as session:
+        for _ in range(2):
+            for part, weight in session.micro_batches(batch):
+                (weight * model(**part).loss).backward()
+            model.zero_grad()
+        session.budget = int(meter.live_bytes() + 10_000)
+        n_steps = len(session.records)
+        with pytest.raises(mimose.InfeasibleBudgetError, match=r"Row 3 .* 29 columns"):
+            next(session.micro_batches(batch))
+        assert n_steps == len(session.records)
