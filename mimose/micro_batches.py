@@ -478,8 +478,7 @@ class Splitter:
     ) -> Iterator[tuple[Batch, float]]:
         self._engine.driver.renew_budget()  # a window begins with the first part
         whole = float(counts.sum() if counts is not None else loss(batch))  # type: ignore[operator]
-        spans = rows.ends - rows.begins
-        order = _sorted(spans)
+        order = _sorted(rows.ends - rows.begins)
         if counts is not None:
             order = order[counts[order] > 0]  # a mean over none of them is no number
         wrapper, told = self._ddp(model), 0.0
@@ -533,15 +532,11 @@ class Splitter:
             yield chosen, is_last, False
 
     def _walk(self, rows: Rows, order: _Ints) -> Iterator[tuple[_Ints, bool]]:
-        """Yield rows, and whether they are the last; split anew where more is known."""
+        """Yield rows, and whether they are the last."""
         ends: list[int] = []
-        version, is_settled = -1, True
         while len(order):
-            now = self._engine.learner.model.version
-            is_stale = not is_settled and now != version
-            if not ends or is_stale or not self._fits(rows, order[: ends[0]]):
-                ends, is_settled = self._split(rows, order)
-                version = now
+            if not ends or not self._fits(rows, order[: ends[0]]):
+                ends = self._split(rows, order)
             end, *rest = ends
             chosen, order = order[:end], order[end:]
             ends = [each - end for each in rest]
@@ -590,7 +585,7 @@ class Splitter:
         for n_ran, wide, growth in self._ran:
             # By columns it grows by their square at the most, as attention's scores do.
             times = n / n_ran * max(1.0, columns / max(1, wide)) ** 2
-            if times <= 1.0 or (times <= _GROWTH and times * growth <= room):
+            if times <= _GROWTH and times * growth <= room:
                 return True
         return n == 1
 
@@ -614,19 +609,18 @@ class Splitter:
 
     # ------------------------------------------------------------------ choosing
 
-    def _split(self, rows: Rows, order: _Ints) -> tuple[list[int], bool]:
+    def _split(self, rows: Rows, order: _Ints) -> list[int]:
         """Return where micro-batches end: Note: [The split].
 
         Returns:
-            The ends, or that of the first one alone; whether nothing better can be
-            known later.
+            The ends; that of the first one alone where it is to be tried.
 
         Raises:
             InfeasibleBudgetError: The longest row does not fit by itself.
         """
         longest = self._ask(rows, 1, _rounded(rows.widths(order[-1:])))
         if longest is None or longest.fits is None:
-            return [self._tried(rows, order)], False
+            return [self._tried(rows, order)]
         if not longest.fits:
             self._raise_if_too_long(rows, order[-1:])
         begins, ends = rows.begins[order], rows.ends[order]
@@ -638,16 +632,19 @@ class Splitter:
             if len(first) == 1:
                 self._raise_if_too_long(rows, first)
             if len(first) == 1 or self._may_run(rows, len(first), widths):
-                return cuts, True
+                return cuts
             self._knots.clear()
             near = most[: 2 * len(first)]
             near[:] = np.minimum(near, _SHRINK * _elements(len(first), widths))
 
     def _tried(self, rows: Rows, order: _Ints) -> int:
         """Return how many rows may be tried, the shortest first."""
-        n, m = 1, len(order)
-        while n < m and self._may_run(rows, *_doubled(rows, order, n)):
-            n = min(m, 2 * n)
+        n = 1
+        while n < len(order):
+            more = order[: 2 * n]
+            if not self._may_run(rows, len(more), rows.widths(more)):
+                break
+            n = len(more)
         return n
 
     def _table(self, rows: Rows, begins: _Ints, ends: _Ints) -> tuple[_Floats, _Floats]:
@@ -677,12 +674,16 @@ class Splitter:
         until, elements, costs = self._knots.get(key, (0, 0.0, np.empty(0)))
         if n_steps < until:
             return elements, costs
-        n = self._most_rows(rows, widths)
+        shape, n = self._shape(rows, 1, widths), 1
+        name = next(name for name in shape if name.endswith(".0"))
+        with suppress(MimoseError):
+            n = max(1, self._forecasts.largest(shape, name, None, rows.n, True))
         some = np.unique(np.ceil(n * _SHARES[1:])).astype(int)
         sizes = np.array([_elements(int(each), widths) for each in some])
-        cost = self._seconds(rows, some.tolist(), widths)
-        if cost is None:
-            cost = sizes + _FIXED * sizes[-1]
+        told = [self._ask(rows, int(each), widths) for each in some]
+        seconds = [f.seconds for f in told if f is not None and f.seconds is not None]
+        known = len(seconds) == len(some)
+        cost = np.array(seconds) if known else sizes + _FIXED * sizes[-1]
         first = cost[0]
         if len(some) > 1:  # of no rows at all
             first -= sizes[0] * (cost[1] - cost[0]) / (sizes[1] - sizes[0])
@@ -690,26 +691,6 @@ class Splitter:
         costs = np.interp(_SHARES * elements, np.r_[0.0, sizes], cost)
         self._knots[key] = 2 * n_steps, elements, costs
         return elements, costs
-
-    def _seconds(
-        self, rows: Rows, some: Sequence[int], widths: Sequence[int]
-    ) -> _Floats | None:
-        """Return what so many rows take; None where it is not known."""
-        told = []
-        for n in some:
-            found = self._ask(rows, n, widths)
-            if found is None or found.seconds is None:
-                return None
-            told.append(found.seconds)
-        return np.array(told)
-
-    def _most_rows(self, rows: Rows, widths: Sequence[int]) -> int:
-        """Return how many rows of a length are known to fit, of a batch's."""
-        shape, n = self._shape(rows, 1, widths), 1
-        name = next(name for name in shape if name.endswith(".0"))
-        with suppress(MimoseError):
-            n = max(1, self._forecasts.largest(shape, name, None, rows.n, True))
-        return n
 
     def _raise_if_too_long(self, rows: Rows, alone: _Ints) -> None:
         """Make sure that a row fits by itself.
@@ -732,11 +713,6 @@ class Splitter:
             f"Row {alone[0]} of the batch{length} does not fit by itself. Raise the "
             f"budget to at least {format_bytes(peak)}, or leave such rows out.",
         )
-
-
-def _doubled(rows: Rows, order: _Ints, n: int) -> tuple[int, list[int]]:
-    chosen = order[: 2 * n]
-    return len(chosen), rows.widths(chosen)
 
 
 def _check_weight(weight: float, told: float, *, is_last: bool, is_again: bool) -> None:
