@@ -35,6 +35,7 @@ from mimose.bench.machine import HEAP_IS_KEPT
 from mimose.bench.rows import Row
 from mimose.bench.step_meter import DeviceStepMeter
 from mimose.bench.zoo import ZOO, Batch, moved
+from mimose.cost.model import flops_of_a_byte
 from mimose.memory.marks import StorageTracker
 from mimose.planners import (
     InfeasibleBudgetError,
@@ -44,6 +45,7 @@ from mimose.planners import (
     everywhere,
 )
 from mimose.planners.actions import FINE_MENU
+from mimose.runtime import engine
 from mimose.session import Session, attach
 
 QUESTION = "What does a third of the activation memory cost, beside MONeT's figures?"
@@ -238,6 +240,8 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Plan and read bytes, or, where plans are told, time them."""
     trained, playback = _made(task), Playback()
     batch = moved(_batch(task["model"], task["seed"]), task["device"])
+    # What is planned on the simulated device is timed on the CPU.
+    vars(engine)["flops_of_a_byte"] = lambda _: flops_of_a_byte("cpu")
     if "plans" in task:
         with _attached(trained, task, playback) as session:
             told = session, playback, batch, task["plans"], task["rounds"]
@@ -289,7 +293,7 @@ def _attached(
     return attach(
         trained.model,
         AMPLE_BYTES,
-        units=_CASES[task["model"]].layers,
+        layers=_CASES[task["model"]].layers,
         actions=FINE_MENU.names,
         planner=planner,
         meter="prediction" if task["device"] == "cpu" else None,
