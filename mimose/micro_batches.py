@@ -535,7 +535,8 @@ class Splitter:
         """Yield rows, and whether they are the last."""
         ends: list[int] = []
         while len(order):
-            if not ends or not self._fits(rows, order[: ends[0]]):
+            # A row by itself runs in any case: the longest was asked for.
+            if not ends or (ends[0] > 1 and not self._fits(rows, order[: ends[0]])):
                 ends = self._split(rows, order)
             end, *rest = ends
             chosen, order = order[:end], order[end:]
