@@ -13,7 +13,8 @@ What a and b search for by trial, c has to learn. They keep everything; where th
 longest sample does not fit so, they checkpoint everything by transformers' own; where
 that does not fit either, they compute the loss in chunks besides (a session whose plans
 recompute every layer). Of c, all steps are trained from the first on, and an
-out-of-memory error anywhere counts.
+out-of-memory error anywhere counts. Sessions run forward and backward by
+`Session.step`, as trainers do: a step that runs out of memory is run again, and told.
 Rates are those of the card's clock, optimizer steps included, after the first steps.
 """
 
@@ -88,6 +89,8 @@ class FillRow(Row):
     n_steps: int
     ooms: int
     over: int | None = None
+    reruns: int | None = None
+    """Steps that ran out of memory and that the session ran again."""
     settled: int | None = None
     """Batches drawn when the sampler's rows did not change any more."""
     why: str = ""
@@ -146,10 +149,10 @@ class _Trials:
         gc.collect()
         torch.accelerator.empty_cache()
 
-    def step(self, group: Group) -> float:
+    def step(self, group: Group, session: mimose.Session | None = None) -> float:
         """Train a batch; return the card's seconds."""
         before = self.run.card.clock()
-        self.run.train(_padded(group), len(group))
+        self.run.train(_padded(group), len(group), session)
         return float(self.run.card.clock().since(before).seconds)
 
     def try_out(
@@ -162,21 +165,23 @@ class _Trials:
     ) -> dict[str, Any]:
         """Train batches until one runs out of memory; return a row's columns."""
         steps: list[tuple[Group, float]] = []
-        why, over = "", None
+        why, over, reruns = "", None, None
         with self.strategy(strategy) as session:
             if callable(groups):
                 assert session is not None
                 groups = groups(session)
             try:
                 for group in groups:
-                    steps.append((group, self.step(group)))
+                    steps.append((group, self.step(group, session)))
                     if len(steps) >= _MOST_STEPS:
                         break
             except (torch.OutOfMemoryError, mimose.InfeasibleBudgetError) as error:
                 why = f"{type(error).__name__} at {len(group)} x {_padded(group)}"
             if session is not None:
                 over = session.summary().steps_over
+                reruns = session.summary().retries
         told = {"strategy": strategy, "part": part, "size": size, "over": over}
+        told["reruns"] = reruns
         return told | numbers(steps, warm, why)
 
     def heaviest_first(self, groups: list[Group]) -> list[Group]:
@@ -375,13 +380,16 @@ def _line(row: FillRow) -> str:
         f"{f'{rate:9.0f}' if rate else '        –'} tokens/s "
         f"({row.tokens_per_second_all or 0:.0f} from the first step on) "
         f"{row.rows or 0:6.1f} rows padding {row.padding or 0:.1%} "
-        f"({row.first_padding or 0:.1%}) {row.n_steps} steps over {row.over} {row.why}"
+        f"({row.first_padding or 0:.1%}) {row.n_steps} steps over {row.over} "
+        f"reruns {row.reruns} {row.why}"
     )
 
 
 def table(rows: Iterable[FillRow]) -> str:
     """Return what c reaches of a, b and d, a line a place."""
-    lines = ["| place | a | b | c | d | c/a (bar) | c/b | c/d | ooms | over |\n"]
+    lines = [
+        "| place | a | b | c | d | c/a (bar) | c/b | c/d | ooms | reruns | over |\n"
+    ]
     rows = list(rows)
     for place in dict.fromkeys(row.place for row in rows):
         of_place = [row for row in rows if row.place == place]
@@ -400,7 +408,8 @@ def table(rows: Iterable[FillRow]) -> str:
             ratio = rates["c"] / rates[part] if rates[part] else math.nan
             cells.append(f"{ratio:.2f}{bar}")
         own = best["c"]
-        cells += [str(own.ooms), str(own.over)] if own else ["–", "–"]
+        told = (own.ooms, own.reruns, own.over) if own else ("–",) * 3
+        cells += map(str, told)
         lines.append(f"| {place} | {' | '.join(cells)} |\n")
     return "".join(lines)
 

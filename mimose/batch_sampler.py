@@ -38,7 +38,7 @@ _FIRST_ROWS = (1, 2, 4, 8)
 """Rows by turns until something is known: what follows rows shows where they vary."""
 _ROUND, _SETTLED_ROUND = 4, 16
 """Batches between two tables, while they change and when they do not."""
-_DOUBLING = 0.01
+_DOUBLING = 0.03
 """What a batch twice as large has to bring, at least, as a share of tokens a second."""
 _SAME = 0.002
 """The same of another number of rows than before."""
@@ -49,7 +49,7 @@ _SAFE = 0.75
 """Of the budget, what a batch half as large again as those known may take."""
 _LIKE, _LIKE_OF_SEVERAL = 1.015, 1.08
 """Lengths within such a factor come in random order; of several, the last decides."""
-_APART, _APART_OF_SEVERAL = 1.5, 2.0
+_APART, _APART_OF_SEVERAL = 1.5, 4.0
 """Between anchors, at most."""
 _STILL_SMALL = 64
 """Batches before anything is known, after which a warning says why."""
@@ -72,7 +72,7 @@ class BatchSampler(Sampler[list[int]]):
 
     Of each length it draws as many rows as train the most tokens a second under the
     plan that `session` would make, the optimizer's step included; a batch twice as
-    large has to bring 1% more. While the session knows nothing, batches are small: up
+    large has to bring 3% more. While the session knows nothing, batches are small: up
     to 8 rows, and no more tokens than the longest sample. They grow as it learns. With
     a session that has loaded a state they are full from the first on.
 

@@ -111,19 +111,29 @@ class Run:
     optimizer: torch.optim.Optimizer
     steps: list[_Step] = field(default_factory=list)
 
-    def train(self, sizes: Sizes, rows: int | None = None) -> None:
+    def train(
+        self,
+        sizes: Sizes,
+        rows: int | None = None,
+        session: mimose.Session | None = None,
+    ) -> None:
         """Run one step of the loop that a user writes.
 
         Args:
             sizes: Lengths of the batch.
             rows: Its samples; None for the workload's.
+            session: Whose `step` runs forward and backward; None for the loop itself.
         """
         with torch.device(self.device):
             batch = self.workload.batch(rows or self.workload.rows, sizes)
         is_amp = self.workload.dtype == "amp"
-        with torch.autocast(self.device, torch.bfloat16, enabled=is_amp):
-            loss = self.model(**batch).loss
-        loss.backward()
+
+        def run() -> None:
+            with torch.autocast(self.device, torch.bfloat16, enabled=is_amp):
+                loss = self.model(**batch).loss
+            loss.backward()
+
+        session.step(run) if session else run()
         self.optimizer.step()
         self.optimizer.zero_grad()
 
