@@ -162,7 +162,8 @@ def test_it_is_learned_and_planned(sim, toys, monkeypatch, action):
     how = {"actions": _menu(action), "host_budget": 12 * row}
     how["wall"] = False
     torch.manual_seed(5)
-    with mimose.attach(model, (highest + lowest) // 2, **how) as session:
+    segment = 20 * 2**20  # is left free
+    with mimose.attach(model, (highest + lowest) // 2 + segment, **how) as session:
         weights = _weights(model, batches)
     records = list(session.records)
     planned = [r for r in records if r.phase == "plan" and "tried" not in r.reason]
