@@ -165,7 +165,8 @@ class Forecasts:
 
         def over(size: int) -> float:
             own, usable = known(size)
-            assert usable is not None
+            if usable is None:  # the worker has learned meanwhile that it is not known
+                return math.inf
             growth = self._engine.policy.plans.least(own, memory, usable).growth
             return growth.bytes(memory.released_bytes) + memory.start_bytes - usable
 

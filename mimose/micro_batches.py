@@ -247,8 +247,12 @@ def _sequences(
 
 
 def _is_pair(model: nn.Module) -> bool:
-    config = getattr(model, "config", None)
-    return bool(getattr(config, "is_encoder_decoder", False))
+    """Whether it is, or wraps, an encoder with a decoder; one alone may say so, too."""
+    return any(
+        getattr(getattr(module, "config", None), "is_encoder_decoder", False)
+        and hasattr(module, "decoder")
+        for module in model.modules()
+    )
 
 
 def _path_of(name: str, wide: Mapping[str, torch.Tensor]) -> str:
