@@ -110,12 +110,15 @@ def read_rows(batch: Any, lengths: Lengths, model: nn.Module) -> Rows:
 
     Raises:
         TypeError: It is no batch.
-        ValueError: A tensor has another number of rows, or lengths do not belong to it.
+        ValueError: It has no rows; a tensor has another number of rows, or lengths do not belong to it.
     """
     told = lengths if isinstance(lengths, Mapping) else {}
     if lengths is not None and not isinstance(lengths, Mapping):
         told = {"": lengths}
     n = _n_rows(batch, told)
+    if not n:
+        msg = "the batch has no rows, so there is nothing to split: leave it out"
+        raise ValueError(msg)
     tensors: dict[str, torch.Tensor] = {}
 
     def note(path: str, value: Any) -> Any:
@@ -296,6 +299,8 @@ def _counting(
     # A label behind padding is predicted from that: such a row counts as a whole.
     begins = counts.argmax(axis=1)
     counts[(begins > 0) & labelled[np.arange(n), begins]] = True
+    if not told.keys() & paths:  # without any column attention goes to all alike
+        counts[~counts.any(axis=1)] = True
     return counts
 
 
@@ -480,7 +485,6 @@ class Splitter:
         loss: Loss,
         counts: _Floats | None,
     ) -> Iterator[tuple[Batch, float]]:
-        self._engine.driver.renew_budget()  # a window begins with the first part
         whole = float(counts.sum() if counts is not None else loss(batch))  # type: ignore[operator]
         order = _sorted(rows.ends - rows.begins)
         if counts is not None:
@@ -537,6 +541,7 @@ class Splitter:
 
     def _walk(self, rows: Rows, order: _Ints) -> Iterator[tuple[_Ints, bool]]:
         """Yield rows, and whether they are the last."""
+        self._engine.driver.renew_budget()  # a window begins with the first part
         ends: list[int] = []
         while len(order):
             # A row by itself runs in any case: the longest was asked for.

@@ -40,6 +40,17 @@ class _Tokens(nn.Module):
         return F.cross_entropy(logits, labels[:, 1:].flatten())
 
 
+class _Wrapped(nn.Module):
+    """Hides the configuration of a model of transformers."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, **inputs):
+        return self.inner(**inputs)
+
+
 class _Layer(nn.Linear):
     """Adds what it computes."""
 
@@ -103,7 +114,7 @@ def _seq2seq():
     model = transformers.T5ForConditionalGeneration(
         transformers.T5Config(**T5, use_cache=False)
     )
-    return model, batch, {"loss": "tokens"}
+    return _Wrapped(model), batch, {"loss": "tokens"}
 
 
 def _by_position():
