@@ -110,7 +110,8 @@ def read_rows(batch: Any, lengths: Lengths, model: nn.Module) -> Rows:
 
     Raises:
         TypeError: It is no batch.
-        ValueError: It has no rows; a tensor has another number of rows, or lengths do not belong to it.
+        ValueError: It has no rows; a tensor has another number of them, or lengths do
+            not belong to it.
     """
     told = lengths if isinstance(lengths, Mapping) else {}
     if lengths is not None and not isinstance(lengths, Mapping):
