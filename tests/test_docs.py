@@ -133,6 +133,8 @@ def _given(code: str, tmp_path: Path) -> dict[str, Any]:
         "loader": batches,
         "batch": batches[0],
         "largest_batch": batches[1],
+        "data": [batch["inputs"][0] for batch in batches],
+        "lengths": [batch["inputs"].shape[1] for batch in batches],
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
     }
     if "transformers" in code:
@@ -154,7 +156,7 @@ def _given_to_a_trainer(tmp_path: Path) -> dict[str, Any]:
         disable_tqdm=True,
         use_cpu=True,
     )
-    return {"args": args, "data": [{"inputs": batch["inputs"]} for batch in _batches()]}
+    return {"args": args, "data": [{"inputs": b["inputs"][0]} for b in _batches()]}
 
 
 def _lightning_module() -> Any:

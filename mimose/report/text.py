@@ -195,14 +195,14 @@ def _pace(fixed_seconds: float, row_seconds: Mapping[str, float]) -> str:
 
     Twice n rows raise the throughput by a share of ``fixed / (fixed + 2 n each)``.
     """
-    told = f"a step takes {format_seconds(fixed_seconds)} whatever its batch"
+    told = f"a step has a fixed time of {format_seconds(fixed_seconds)}"
     for name, each in row_seconds.items():
-        told += f", and {format_seconds(each)} for each {name} as in the last step"
+        told += f"; each row ({name}) of the last shape adds {format_seconds(each)}"
         if each > 0.0:
             enough = math.ceil((1.0 / _PAYS - 1.0) * fixed_seconds / each / 2.0)
             told += (
-                f": from {max(1, enough):,} on, twice as many bring less than "
-                f"{_PAYS:.0%} more a second"
+                f". From {max(1, enough):,} rows on, a batch twice as large trains "
+                f"less than {_PAYS:.0%} more rows a second"
             )
     return told
 
