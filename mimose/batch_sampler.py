@@ -156,6 +156,10 @@ class BatchSampler(Sampler[list[int]]):
         self._max_rows, self._max_tokens = max_rows, max_tokens
         self._rank, self._world_size = rank, world_size
         self._anchors = [_anchors(column, len(columns) > 1) for column in columns]
+        self._at_anchors = np.array(list(itertools.product(*self._anchors)))
+        """The lengths of all, (A, K)."""
+        tokens = self._lengths.sum(axis=1)
+        self._most_tokens, self._half_tokens = tokens.max(), np.median(tokens)
         self.epoch = 0
         self._table: _Table = None
         self.is_settled = self._is_expecting = False
@@ -193,25 +197,30 @@ class BatchSampler(Sampler[list[int]]):
                 self._renew()
                 left = _SETTLED_ROUND if self.is_settled else _ROUND
             left -= 1
-            batch = self._draw()[self._rank]
-            self._is_over = not self._steps
-            yield self._order[batch].tolist()
+            if self._steps:  # none are left where those that are not full are dropped
+                batch = self._draw()[self._rank]
+                self._is_over = not self._steps
+                yield self._order[batch].tolist()
+        self._is_over = True
 
     def __len__(self) -> int:
         """Return how many batches the running epoch has, to whose end rows stay so.
 
         Raises:
             TypeError: That is not known between epochs, nor while rows change as the
-                session learns. An estimate is no answer: trainers that know a length
-                leave out what is behind it.
+                session learns, nor where ranks agree on them: one that asks alone
+                would wait for the others. An estimate is no answer: trainers that know
+                a length leave out what is behind it.
         """
-        if not self._history:
+        is_alone = self._world_size == 1 or self.session is None
+        if is_alone and not self._history:
             self._renew()
             self._renew()
-        if self._is_over or not self.is_settled:
+        if not is_alone or self._is_over or not self.is_settled:
             msg = (
                 "how many batches mimose.BatchSampler draws in an epoch is known in "
-                "it, once the session has learned; a trainer needs max_steps"
+                "it, by one rank alone, once the session has learned; a trainer needs "
+                "max_steps"
             )
             raise TypeError(msg)
         self._is_frozen = True
@@ -226,7 +235,18 @@ class BatchSampler(Sampler[list[int]]):
 
         Args:
             epoch: Its number; the first is 0.
+
+        Raises:
+            MimoseError: It would undo a state that was just loaded.
         """
+        if self._is_resumed and epoch < self.epoch:
+            msg = (
+                f"set_epoch({epoch}) would undo the state of epoch {self.epoch} that "
+                f"was loaded into mimose.BatchSampler: count on from sampler.epoch; a "
+                f"loader that accelerate prepared does so after "
+                f"loader.set_epoch(sampler.epoch)"
+            )
+            raise MimoseError(msg)
         if epoch != self.epoch:
             self.epoch = epoch
             self._reset()
@@ -393,7 +413,7 @@ class BatchSampler(Sampler[list[int]]):
             rows = self._first_rows(tokens)
             if self._table:
                 known = np.array(self._table, dtype=float)
-                first = self._first_rows(self._at_anchors().sum(axis=1))
+                first = self._first_rows(self._at_anchors.sum(axis=1))
                 rows = _between(self._anchors, np.where(known, known, first), lengths)
         if self._max_tokens is not None:
             rows = np.minimum(rows, self._max_tokens / tokens)
@@ -404,14 +424,9 @@ class BatchSampler(Sampler[list[int]]):
 
     def _first_rows(self, tokens: _Ints) -> NDArray[np.float64]:
         """Return rows of batches that hold no more than the longest sample, or two."""
-        all_tokens = self._lengths.sum(axis=1)
-        least = np.where(tokens <= np.median(all_tokens), 2, 1)
-        rows: NDArray[np.float64] = (all_tokens.max() / tokens).clip(least, _FEW)
+        least = np.where(tokens <= self._half_tokens, 2, 1)
+        rows: NDArray[np.float64] = (self._most_tokens / tokens).clip(least, _FEW)
         return rows
-
-    def _at_anchors(self) -> _Ints:
-        """Return the lengths of all anchors, (A, K)."""
-        return np.array(list(itertools.product(*self._anchors)), dtype=np.int64)
 
     # ------------------------------------------------------------------ tables
 
@@ -470,10 +485,10 @@ class BatchSampler(Sampler[list[int]]):
                     *(self.n_drawn, why),
                 )
             return self._table or []
-        before = self._table or [0] * len(self._at_anchors())
+        before = self._table or [0] * len(self._at_anchors)
         return [
             self._best_rows(session, rows, dict(zip(names, lengths, strict=False)), old)
-            for lengths, old in zip(self._at_anchors().tolist(), before, strict=True)
+            for lengths, old in zip(self._at_anchors.tolist(), before, strict=True)
         ]
 
     def _only_name(self, shape: Mapping[str, int]) -> list[str]:

@@ -52,7 +52,7 @@ def test_an_epoch_has_each_sample_once(lengths, limits):
 def test_ranks_share_an_epoch(lengths, limits, n_ranks, drop_last):
     """All have as many batches; a sample is drawn twice only where all have one row."""
     limits["drop_last"] = drop_last
-    shares = [list(s) for s in _of_ranks(lengths, n_ranks, **limits)]
+    shares = [list(iter(s)) for s in _of_ranks(lengths, n_ranks, **limits)]
     assert 1 == len({len(share) for share in shares})
     drawn = sorted(at for share in shares for batch in share for at in batch)
     if drop_last:
@@ -125,6 +125,10 @@ def test_what_cannot_be_drawn_from_is_an_error():
     other = mimose.BatchSampler([1, 2, 3, 4]).state_dict()
     with pytest.raises(mimose.StateMismatchError, match="samples"):
         mimose.BatchSampler([1, 2, 3]).load_state_dict(other)
+    ahead = mimose.BatchSampler([1, 2, 3, 4])
+    ahead.load_state_dict({**other, "epoch": 3})
+    with pytest.raises(mimose.MimoseError, match="epoch 3"):  # a loader counts from 0
+        ahead.set_epoch(0)
     alone, *shared = _of_ranks([5, 6], 1) + _of_ranks([5, 6], 2)
     assert not hasattr(alone, "batch_size")
     with pytest.raises(mimose.MimoseError, match="prepare"):

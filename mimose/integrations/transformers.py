@@ -127,13 +127,14 @@ class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
         model = _running(trainer, kwargs["model"])
         if self._root is not None:
             model = _root_of(self._root, model)
-        if self._attached_to is model:
-            return  # the trainer begins again, with smaller batches
+        saved = _saved_state(state, type(self).__name__)
+        self._batches = saved.get("batches") if state.global_step else None
+        if self._attached_to is model:  # begun again, with smaller batches
+            self._draw(kwargs.get("train_dataloader"))
+            return
         self.detach()
         self.session = self._metrics = None
         try:
-            saved = _saved_state(state, type(self).__name__)
-            self._batches = self._batches or saved.get("batches")
             self._attach(model, self._options["layers"], saved.get("learned"))
         except NoUnitsError as error:
             raises = self._options.get("on_infeasible", "raise") == "raise"
@@ -353,8 +354,8 @@ def _lengths(trainer: Any) -> Any:
             f"the dataset has no column {column!r}: give lengths=[...]"
         )
         raise MimoseError(msg)
-    names = [inputs]
-    if hasattr(dataset[0].get("labels"), "__len__"):
+    names, labels = [inputs], dataset[0].get("labels")
+    if getattr(labels, "ndim", isinstance(labels, list | tuple)):
         names.append("labels")
     found = {name: [len(sample[name]) for sample in dataset] for name in names}
     if found.get("labels") in (None, found[inputs]):

@@ -246,12 +246,12 @@ def test_a_run_that_goes_on_from_a_checkpoint(tmp_path, meter, restores):
     assert _is_clean(trainer.model)
 
 
-def _filling(folder, seen, **options):
+def _filling(folder, seen, trainer_class=Trainer, **options):
     def collate(examples):
         seen.append([tuple(example["input_ids"]) for example in examples])
         return _collate(examples)
 
-    return fill_budget(Trainer, "1TiB", max_rows=16, refine=False)(
+    return fill_budget(trainer_class, "1TiB", max_rows=16, refine=False)(
         model=_model(),
         args=_arguments(folder, save_strategy="steps", save_steps=20, **options),
         train_dataset=_examples(),
@@ -272,7 +272,34 @@ def test_rows_that_follow_lengths(tmp_path):
     drawn = [sample for batch in whole for sample in batch]
     assert sorted(drawn[: len(samples)]) == samples
     assert max(map(len, whole)) == 16 > max(map(len, whole[:4]))
-    assert rest == whole[20:]
+    on = [sample for batch in whole[:20] + rest for sample in batch]
+    assert sorted(on[: len(samples)]) == samples
+
+
+class _FailsOnce(Trainer):
+    """Runs out of memory in its second step."""
+
+    def training_step(self, *args, **kwargs):
+        """Train, or fail."""
+        self.n_run = getattr(self, "n_run", 0) + 1
+        if self.n_run == 2:
+            raise torch.OutOfMemoryError
+        return super().training_step(*args, **kwargs)
+
+
+def test_a_training_that_begins_again(tmp_path):
+    """After a failure, or its end: at an epoch's start, with the session's rows."""
+    seen = []
+    options = {"max_steps": 6, "auto_find_batch_size": True}
+    trainer = _filling(tmp_path, seen, _FailsOnce, **options)
+    for n_failed in (2, 0):
+        seen.clear()
+        trainer.train()
+        handler = trainer.callback_handler
+        sampler = handler.train_dataloader.batch_sampler
+        assert len(seen) - n_failed == sampler.n_drawn
+        assert sampler.session in [vars(c).get("session") for c in handler.callbacks]
+        assert sampler.session is not None
 
 
 @pytest.mark.parametrize(
