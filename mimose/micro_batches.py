@@ -25,6 +25,7 @@ is left of the batch is split anew once more is known.
 from __future__ import annotations
 
 import copy
+import logging
 import math
 import weakref
 from collections import deque
@@ -53,6 +54,13 @@ Lengths: TypeAlias = "Sequence[int] | Mapping[str, Sequence[int]] | None"
 _Ints: TypeAlias = NDArray[np.int64]
 _Floats: TypeAlias = NDArray[np.float64]
 
+_log = logging.getLogger(__name__)
+
+_BY_ROWS = (
+    "mimose: micro_batches() takes the loss for a mean over rows, and from %d to %d "
+    "labels of a row count: where it is a mean over all of them, as models of "
+    "transformers return it, give loss='tokens'"
+)
 _IGNORED = -100
 """The label that losses ignore."""
 _MASKS = ("attention_mask", "decoder_attention_mask")
@@ -395,20 +403,27 @@ def _counter(loss: Loss, batch: Any, rows: Rows, model: nn.Module) -> _Floats | 
     if loss != "tokens":
         msg = f"loss must be 'rows', 'tokens' or a function of a batch, got {loss!r}"
         raise ValueError(msg)
-    labels = batch.get("labels") if isinstance(batch, Mapping) else None
-    if not isinstance(labels, torch.Tensor) or len(labels) != rows.n:
+    counts = _label_counts(batch, rows, model)
+    if counts is None:
         msg = (
             "loss='tokens' counts the batch's labels, and it has none: give a function "
             "that counts what the loss is a mean over, in a batch of whatever rows"
         )
         raise ValueError(msg)
-    counted = (labels[..., 1:] if _shifts(model) else labels) != _IGNORED
-    counts: _Floats = (
-        counted.reshape(rows.n, -1).sum(1).cpu().numpy().astype(np.float64)
-    )
     if not counts.any():
         msg = f"no label of the batch's {rows.n} rows counts, so its mean is no number"
         raise ValueError(msg)
+    return counts
+
+
+def _label_counts(batch: Any, rows: Rows, model: nn.Module) -> _Floats | None:
+    """Return (n,) how many labels of each row count; None where it has no labels."""
+    labels = batch.get("labels") if isinstance(batch, Mapping) else None
+    if not isinstance(labels, torch.Tensor) or labels.shape[:1] != (rows.n,):
+        return None
+    is_shifted = labels.dim() > 1 and _shifts(model)
+    counted = (labels[..., 1:] if is_shifted else labels) != _IGNORED
+    counts: _Floats = counted.reshape(rows.n, -1).sum(1).cpu().numpy().astype(float)
     return counts
 
 
@@ -468,6 +483,7 @@ class Splitter:
         self._roles: dict[str, int] = {}
         """By the name of a size of the model's, what it is, as seen in a step."""
         self._wrapper: Callable[[], Any] | None = None
+        self._has_warned = False
 
     def split(
         self, model: nn.Module, batch: Batch, lengths: Lengths, loss: Loss
@@ -476,6 +492,11 @@ class Splitter:
         _refuse_batch_norm(model)
         rows = read_rows(batch, lengths, model)
         counts = _counter(loss, batch, rows, model)
+        if loss == "rows" and not self._has_warned:
+            own = _label_counts(batch, rows, model)
+            if own is not None and own.min() < own.max():
+                self._has_warned = True
+                _log.warning(_BY_ROWS, own.min(), own.max())
         return self._run(model, batch, rows, loss, counts)
 
     def _run(

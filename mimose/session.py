@@ -373,7 +373,8 @@ class Session:
                 is cut where the batch has ``position_ids`` or positions are rotary.
                 To cut nothing, as for a model that padding changes, give the padded
                 length of each.
-            loss: ``"rows"`` for a mean over rows; ``"tokens"`` for one over
+            loss: ``"rows"`` for a mean over rows (a warning where labels differ in
+                number); ``"tokens"`` for one over
                 ``batch["labels"]`` that are not -100, without the first column where a
                 causal model of transformers shifts them (rows without a label are left
                 out); or a function of a batch that counts what the loss is a mean over,
