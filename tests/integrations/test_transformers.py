@@ -283,7 +283,8 @@ class _FailsOnce(Trainer):
         """Train, or fail."""
         self.n_run = getattr(self, "n_run", 0) + 1
         if self.n_run == 2:
-            raise torch.OutOfMemoryError
+            msg = "CUDA out of memory."
+            raise torch.OutOfMemoryError(msg)
         return super().training_step(*args, **kwargs)
 
 
