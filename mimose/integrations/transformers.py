@@ -275,7 +275,8 @@ def fill_budget(
 
     Returns:
         The class; its ``get_train_dataloader`` raises `MimoseError` where ``max_steps``
-        is not set, the dataset is iterable, or accelerate dispatches batches.
+        is not set, gradients are accumulated, the dataset is iterable, or accelerate
+        dispatches batches.
     """
 
     class Filling(trainer_class):  # type: ignore[valid-type,misc]
@@ -331,6 +332,13 @@ def _raise_if_unfillable(trainer: Any, loader: Any) -> None:
         msg = (
             "accelerate dispatches batches from one process: set "
             "TrainingArguments(accelerator_config={'dispatch_batches': False})"
+        )
+    elif trainer.args.gradient_accumulation_steps > 1:
+        msg = (
+            "what an epoch's last batches accumulate would go on to the next epoch's "
+            "first step, as the trainer does not know which batch is the last: set "
+            "TrainingArguments(gradient_accumulation_steps=1); batches are as large as "
+            "the budget holds, or as max_rows and max_tokens allow"
         )
     elif trainer.args.max_steps <= 0:
         msg = (

@@ -313,6 +313,8 @@ class Trace:
         self.spoilt = ""
         self._is_forward = True
         self._is_in_event = False
+        self._taken_bytes: int | None = None
+        """All that was ever asked for, as the root was left."""
         self._least_peak_bytes = 0
         """Of the segment that runs: the next mark's peak is no lower."""
 
@@ -333,12 +335,24 @@ class Trace:
             return
         if kind == "root_exit":
             self._is_forward = False
+            self._taken_bytes = self._meter.taken_bytes()
         live, peak = self._meter.read()
         self._meter.reset_peak()
         peak = max(peak, self._least_peak_bytes) if self.marks else live
         self._least_peak_bytes = 0
         self.peak_bytes = max(self.peak_bytes, peak)
         self.marks.append(Mark(kind, event, live, peak, autocast_keeps_copies()))
+
+    def turn(self) -> None:
+        """Mark the begin of the backward, if nothing was made since the root's exit.
+
+        What a metric of the root's outputs takes there would be hidden behind the mark.
+        """
+        taken = self._meter.taken_bytes()
+        if taken is None or self._taken_bytes is None:
+            return
+        if taken - self._taken_bytes <= 2**14:  # numbers: a scaled loss, its gradient
+            self.mark("backward")
 
     def end(self) -> None:
         """Mark the end of the backward; after it read no more."""

@@ -96,6 +96,10 @@ class Meter(abc.ABC):
         """Return what counts against a budget now, free blocks given back."""
         return self.settled_bytes(0)
 
+    def taken_bytes(self) -> int | None:
+        """Return all that was ever asked for, freed or not; None where not counted."""
+        return None
+
     def release(self) -> None:
         """Give back what is held for the sake of readings, as a session ends."""
         return
@@ -260,6 +264,11 @@ class AllocatorMeter(Meter):
         """Return the bytes reserved, once free blocks are given back."""
         torch.accelerator.empty_cache()
         return self._look().reserved_bytes
+
+    def taken_bytes(self) -> int | None:
+        """Return the bytes of all tensors that were ever made."""
+        taken = device_statistics(self.index)["allocated_bytes"]["all"].get("allocated")
+        return None if taken is None else int(taken)
 
     def memory_info(self) -> tuple[int, int]:
         """Return what is free on the device, and all it has."""

@@ -659,7 +659,7 @@ class Steps:
             return
         window.is_running = True
         if window.trace is not None and gradient.numel() == 1:
-            window.trace.mark("backward")  # nothing large ran since the forward
+            window.trace.turn()
         if window.carried_bytes and not window.is_closed:
             window.released_bytes = window.carried_bytes - retained_bytes(
                 window.carried
