@@ -40,18 +40,11 @@ def pytest_report_header() -> str:
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Skip tests marked gpu where there is no accelerator; put those marked sim last.
 
-    Slow ones come first, so that no core waits long for another's last one.
-
     The simulated accelerator, once loaded, is torch's accelerator for the rest of the
     process: nothing else may run after it. To tests marked gpu it is none: they are
     judged here, before it is there.
     """
-    items.sort(
-        key=lambda item: (
-            item.get_closest_marker("sim") is not None,
-            item.get_closest_marker("slow") is None,
-        )
-    )
+    items.sort(key=lambda item: item.get_closest_marker("sim") is not None)
     marked = [item for item in items if item.get_closest_marker("gpu")]
     if not marked or _accelerator_is_there():
         return

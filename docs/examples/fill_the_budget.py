@@ -41,11 +41,9 @@ sampler = mimose.BatchSampler(
     [len(text.token_ids) for text in corpus.train], session, max_rows=64
 )
 loader = DataLoader(corpus.train, batch_sampler=sampler, collate_fn=collate)
-for epoch in range(3):
-    sampler.set_epoch(epoch)
-    for batch in loader:
-        model(**batch).loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
+for batch in loader:
+    model(**batch).loss.backward()
+    optimizer.step()
+    optimizer.zero_grad()
 print(session.report())
 session.detach()
