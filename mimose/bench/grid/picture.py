@@ -231,7 +231,8 @@ def _draw_bars(
 ) -> None:
     heights = [value * factor for value in values.values()]
     bars = axes.barh(list(values), heights, color=[_COLOURS[name] for name in values])
-    axes.bar_label(bars, [f"{height:.3g}" for height in heights], padding=3)
+    told = [f"{h:,.0f}" if h >= 100.0 else f"{h:.3g}" for h in heights]
+    axes.bar_label(bars, told, padding=3)
     axes.invert_yaxis()
     axes.set_xlabel(label)
     axes.margins(x=0.25)
