@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import pytest
@@ -16,20 +15,6 @@ pytestmark = pytest.mark.skipif(not README.exists(), reason="runs in a checkout"
 def text() -> str:
     """The README."""
     return README.read_text(encoding="utf-8")
-
-
-def test_tree_names_what_is_there(text: str) -> None:
-    """Every file and folder of the tree exists."""
-    tree = text.partition("## Where things are")[2].split("```")[1]
-
-    root = README.parent
-    folder = root
-    for line in tree.strip().splitlines():
-        names = re.findall(r"[^\s,]+", re.split(r"\s{2,}(?=\S)", line.strip())[0])
-        base = folder if line.startswith(" ") else root
-        assert [name for name in names if not (base / name).exists()] == []
-        if not line.startswith(" "):
-            folder = root / names[0]
 
 
 @pytest.mark.parametrize("script", ["demo", "test"])

@@ -350,8 +350,10 @@ class ReservedFootprint(Footprint):
 
     def level_budget(self, start_bytes: float) -> float:
         """Return the requested bytes that keep the reserved ones within the limit."""
-        more = start_bytes - self._start.requested_bytes + _SEGMENT_BYTES
-        return start_bytes + max(0.0, self._room_bytes - more) / self._allowance.value
+        room = self._room_bytes
+        segment = min(_SEGMENT_BYTES, room / 2.0)  # a toy's room is less than two
+        more = start_bytes - self._start.requested_bytes + segment
+        return start_bytes + max(0.0, room - more) / self._allowance.value
 
     @property
     def reserved_ratio(self) -> float:
