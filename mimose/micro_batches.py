@@ -507,15 +507,20 @@ class Splitter:
         loss: Loss,
         counts: _Floats | None,
     ) -> Iterator[tuple[Batch, float]]:
-        whole = float(counts.sum() if counts is not None else loss(batch))  # type: ignore[operator]
+        def count(part: Any, chosen: _Ints) -> float:
+            if counts is not None:
+                return float(counts[chosen].sum())
+            assert callable(loss)
+            return float(loss(part))
+
+        whole = count(batch, np.arange(rows.n))
         order = _sorted(rows.ends - rows.begins)
         if counts is not None:
             order = order[counts[order] > 0]  # a mean over none of them is no number
         wrapper, told = self._ddp(model), 0.0
         for chosen, is_last, is_again in self._parts(model, rows, order):
             part = take_rows(batch, rows, chosen)
-            own = counts[chosen].sum() if counts is not None else loss(part)  # type: ignore[operator]
-            weight = 0.0 if is_again else float(own) / whole
+            weight = 0.0 if is_again else count(part, chosen) / whole
             told += weight
             _check_weight(weight, told, is_last=is_last, is_again=is_again)
             n_begun = self._engine.steps.n_begun

@@ -184,7 +184,11 @@ def fit_rates(work: ArrayLike, seconds: ArrayLike, guess: ArrayLike) -> Floats:
 
 
 def _non_negative(design: Floats, target: Floats) -> Floats:
-    """Return the least squares of all columns whose coefficients have no minus."""
+    """Return the least squares of all columns whose coefficients have no minus.
+
+    There are four. SciPy's would be imported for them by each session that is asked
+    for its report.
+    """
     best, least = np.zeros(design.shape[1]), float(target @ target)
     for used in itertools.product((True, False), repeat=design.shape[1]):
         columns = np.flatnonzero(used)

@@ -102,7 +102,10 @@ def _causal(*, is_left=False):
         batch["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0)
         first = torch.arange(COLUMNS) == (mask == 0).sum(1)[:, None]
         labels.masked_fill_(first, -100)  # else it is predicted from padding
-    count = lambda part: (part["labels"][:, 1:] != -100).sum()  # noqa: E731
+
+    def count(part):
+        return (part["labels"][:, 1:] != -100).sum()
+
     return _Tokens(), batch, {"loss": count}
 
 

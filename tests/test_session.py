@@ -275,6 +275,18 @@ def test_a_backward_after_detach(toys):
     assert "detached" in session.records[0].reason
 
 
+def test_a_session_that_is_forgotten_goes_with_its_model(toys):
+    """Hooks that torch has for all optimizers hold neither."""
+    model = toys.chain(3)
+    mimose.attach(model, "1TiB", refine=False)
+    alive = weakref.ref(model)
+    toys.train(model, [toys.inputs(n) for n in (8, 9, 10)])
+    del model
+    gc.collect()
+    assert alive() is None
+    assert toys.leftovers(toys.chain(1)) == []
+
+
 @pytest.mark.parametrize("actions", ["auto", "all"])
 def test_a_detached_session_lets_the_model_go(toys, actions):
     """What it tells stays the same; what takes a model is refused in plain words."""

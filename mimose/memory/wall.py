@@ -351,7 +351,7 @@ class ReservedFootprint(Footprint):
     def level_budget(self, start_bytes: float) -> float:
         """Return the requested bytes that keep the reserved ones within the limit."""
         room = self._room_bytes
-        segment = min(_SEGMENT_BYTES, room / 2.0)  # a toy's room is less than two
+        segment = min(_SEGMENT_BYTES, room / 4.0)  # of a toy's room less
         more = start_bytes - self._start.requested_bytes + segment
         return start_bytes + max(0.0, room - more) / self._allowance.value
 

@@ -208,10 +208,14 @@ class Engine:
         self.footprint = make_footprint(
             meter, budget_bytes, has_wall=options.wall and self.plans
         )
-        self.seconds = StepSeconds(self.device, self.learner)
-        self.optimizers = OptimizerWatch(
-            model, self._optimizer_begins, self.seconds.optimizer_ended
-        )
+        footprint, seconds = self.footprint, StepSeconds(self.device, self.learner)
+        self.seconds = seconds
+
+        def begins() -> None:  # all optimizers' hooks refer to it: to no model, so
+            footprint.drop_wall()
+            seconds.optimizer_begins()
+
+        self.optimizers = OptimizerWatch(model, begins, seconds.optimizer_ended)
         self.checks = BudgetChecks(model, self)
         self.calls = LayerCalls(model, self)
         self.steps = Steps(self)
@@ -329,10 +333,6 @@ class Engine:
         why = next(found, "attach(agree=...) was given their group")
         n_ranks = self.ranks.use().n_ranks
         _log.info("mimose: %d ranks agree on each forward: %s", n_ranks, why)
-
-    def _optimizer_begins(self) -> None:
-        self.footprint.drop_wall()
-        self.seconds.optimizer_begins()
 
     def detach(self) -> None:
         """Give the model everything back as it was. Harmless twice."""

@@ -144,12 +144,14 @@ class StepSeconds:
         """Take in what the device has done by now."""
         while self._pending:
             began, ended, told = self._pending[0]
-            if isinstance(began, float) or isinstance(ended, float):
-                seconds = float(ended) - float(began)  # type: ignore[arg-type]
-            elif ended.query():
-                seconds = began.elapsed_time(ended) / 1e3
+            if isinstance(began, float):
+                assert isinstance(ended, float)
+                seconds = ended - began
             else:
-                return
+                assert isinstance(ended, torch.Event)
+                if not ended.query():
+                    return
+                seconds = began.elapsed_time(ended) / 1e3
             self._pending.popleft()
             told(seconds)
 

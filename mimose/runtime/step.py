@@ -59,12 +59,10 @@ from mimose.types import Measured, StepInput, StepSample
 
 if TYPE_CHECKING:
     from mimose.runtime.engine import Engine
-if TYPE_CHECKING:
-    from mimose.runtime.engine import Engine
-
-# ------------------------------------------------------------ outcome
 
 _log = logging.getLogger(__name__)
+
+# ------------------------------------------------------------ outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,8 +183,6 @@ _NO_BACKWARD = "no backward followed"
 _DETACHED = "detached before the backward"
 _SHARED_STEPS = 20
 """Forwards for which it is remembered that several of them share their backwards."""
-
-"""Returns a baseline's action of a layer call, by its position."""
 
 
 class Stage(enum.Enum):
