@@ -166,7 +166,7 @@ class MimoseCallback(SessionCallback, _Base):
             begin = self.begin_attempts
             self._undo_repeats = _repeat_closures(trainer, pl_module, begin)
         if self._draw(trainer.train_dataloader) and trainer.limit_train_batches == 1.0:
-            # The loader's length is but an estimate: an epoch goes to its end.
+            # A loader knows the length of one epoch at most: each goes to its end.
             trainer.fit_loop.max_batches = float("inf")
             if trainer.val_check_interval == 1.0:
                 trainer.val_check_batch = float("inf")

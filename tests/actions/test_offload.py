@@ -162,8 +162,7 @@ def test_it_is_learned_and_planned(sim, toys, monkeypatch, action):
     how = {"actions": _menu(action), "host_budget": 12 * row}
     how["wall"] = False
     torch.manual_seed(5)
-    segment = 20 * 2**20  # is left free
-    with mimose.attach(model, (highest + lowest) // 2 + segment, **how) as session:
+    with mimose.attach(model, (3 * highest + lowest) // 4, **how) as session:
         weights = _weights(model, batches)
     records = list(session.records)
     planned = [r for r in records if r.phase == "plan" and "tried" not in r.reason]
