@@ -48,8 +48,8 @@ PLACES: Mapping[str, tuple[Workload, int, int, str, float]] = {
     "bert-large-16": (WORKLOADS["bert-large"], 16, 16000, "whole", 2.2),
     "bert-large-24": (WORKLOADS["bert-large"], 24, 16000, "whole", 2.2),
     "t5-large-24": (WORKLOADS["t5-large"], 24, 8000, "whole", 2.5),
-    "llama-8b-lora-40": (_LLAMA, 40, 3000, "lean", 1.5),
-    "llama-8b-lora-80": (_LLAMA, 80, 3000, "lean", 1.5),
+    "llama-8b-lora-40": (_LLAMA, 40, 3000, "selective", 1.5),
+    "llama-8b-lora-80": (_LLAMA, 80, 3000, "selective", 1.5),
 }
 """Workload, GiB, samples of an epoch, the session's actions, and by how much c is to
 pass a."""

@@ -18,7 +18,14 @@ from numpy.typing import NDArray
 
 from mimose.planners import PlanningProblem, peak_bytes, safest_plan
 
-ACTIONS = ("keep", "lean", "lean10", "lean40", "lean75", "recompute")
+ACTIONS = (
+    "keep",
+    "selective",
+    "selective10",
+    "selective40",
+    "selective75",
+    "recompute",
+)
 KINDS = ("layers", "pair", "stages", "mixture")
 _MENUS = {2: [0, 5], 3: [0, 1, 5], 6: [0, 1, 2, 3, 4, 5]}
 """Which of the actions a problem of so many has."""

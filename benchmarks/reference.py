@@ -32,7 +32,7 @@ _STORED = Path(__file__).with_suffix(".json")
 _STEPS = 40
 _TIGHTNESS = {"tight": 0.3, "half": 0.6, "wide": 0.9}
 """Shares of what lies between recomputing everything and keeping everything."""
-_ACTIONS = {"exact": "whole", "fine": "lean"}
+_ACTIONS = {"exact": "whole", "fine": "selective"}
 """Menus by the names that the stored values have."""
 _HOLLOW = (
     ("bert-large", 16),

@@ -103,8 +103,8 @@ def attach(
             by default, which is to keep or recompute whole layers (``"whole"``);
             ``"all"`` for lossy ones and those that use the host's memory as well; or
             the names of those beside ``"keep"`` and ``"recompute"``, such as
-            ``"lean"``, which rebuilds what a layer's cheap operators have made. Only
-            ``"all"``, ``"pool"``, ``"pool4"``, ``"quantize"`` and ``"quantize4"``
+            ``"selective"``, which rebuilds what a layer's cheap operators have made.
+            Only ``"all"``, ``"pool"``, ``"pool4"``, ``"quantize"`` and ``"quantize4"``
             change gradients.
         planner: ``"auto"``, ``"optimal"``, ``"greedy"`` (Mimose's Algorithm 1),
             ``"none"``, ``"full"``, ``"every-K"``, or a `mimose.planners.Planner`.

@@ -31,7 +31,7 @@ class ActionSpec:
 
 
 KEEP = ActionSpec(name="keep", code="k")
-LEAN = ActionSpec(name="lean", code="l")
+SELECTIVE = ActionSpec(name="selective", code="s")
 POOL = ActionSpec(name="pool", code="p", is_exact=False)
 POOL_4 = ActionSpec(name="pool4", code="P", is_exact=False)
 QUANTIZE = ActionSpec(name="quantize", code="q", is_exact=False)
@@ -106,7 +106,7 @@ class Menu:
         return "".join(self.spec(action).code for action in actions)
 
 
-FINE_MENU = Menu((KEEP, LEAN, RECOMPUTE))
+FINE_MENU = Menu((KEEP, SELECTIVE, RECOMPUTE))
 """All exact actions that stay on the device."""
 
 EXACT_MENU = Menu((KEEP, RECOMPUTE))

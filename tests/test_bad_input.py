@@ -81,6 +81,7 @@ def test_a_budget_that_does_not_parse(toys, budget):
     ("argument", "value"),
     [
         ("actions", ("keep", "forget")),
+        ("actions", "lean"),
         ("planner", "clever"),
         ("predictor", "oracle"),
         ("cache_size", 0),

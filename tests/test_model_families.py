@@ -339,22 +339,22 @@ def _check_plans(session, family):
     assert {"keep", "recompute"} in [set(r.actions) for r in session.records]
 
 
-LEAN = ("deberta_v2", "swin", "mixtral", "mamba")
+SELECTIVE = ("deberta_v2", "swin", "mixtral", "mamba")
 
 
 @pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated")
-@pytest.mark.parametrize("name", LEAN)
-def test_families_of_other_kinds_train_the_same_under_lean(toys, name):
+@pytest.mark.parametrize("name", SELECTIVE)
+def test_families_of_other_kinds_train_the_same_under_selective(toys, name):
     """What is let go is rebuilt to the bit, whatever layers a family is made of."""
     family = FAMILIES[name]
     model, batches = _built(family), _batches(family)[:3]
     bare = copy.deepcopy(model)
     _make_caches(_caching(bare), False)
     expected = _trained(toys, bare, batches)
-    options = {"actions": "lean", "planner": toys.Always("lean")}
+    options = {"actions": "selective", "planner": toys.Always("selective")}
     with mimose.attach(model, "1TiB", **options) as session:
         actual = _trained(toys, model, batches)
     assert [] == _differences(toys, expected, actual)
     assert {} == session.summary().kept_units
-    assert {"lean"} == {action for r in session.records for action in r.actions}
+    assert {"selective"} == {action for r in session.records for action in r.actions}
     assert sum(len(record.actions) for record in session.records) >= 3

@@ -148,7 +148,7 @@ def test_layers_that_run_it_are_kept_and_exact(toys, place, how):
         return Chain([layer(), layer(), *(nn.Sequential(Base()) for _ in range(3))])
 
     options = {"budget": "1TiB", "meter": toys.BlindMeter()}
-    options |= {"full": {"planner": "full"}, "fine": {"actions": "lean"}}[how]
+    options |= {"full": {"planner": "full"}, "fine": {"actions": "selective"}}[how]
     units = {"units": "layers"}
     bare, _, _ = _train(make)
     ours, failed, kept = _train(make, **options, **units)

@@ -37,7 +37,7 @@ QUESTION = "What stays on the device under each action, and what of the gradient
 OPTIONS = (common.device("sim"),)
 
 BARE = ""
-_EXACT = ("lean", "offload", "offload_input", "recompute")
+_EXACT = ("selective", "offload", "offload_input", "recompute")
 _LOSSY = ("pool", "quantize")
 _STEPS = 3
 _BARS: Mapping[str, tuple[str, str, float]] = {

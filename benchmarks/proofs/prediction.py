@@ -108,7 +108,7 @@ class Alternating:
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Train every model, and judge its errors."""
-    menu = "all" if options.all else "lean" if options.fine else "whole"
+    menu = "all" if options.all else "selective" if options.fine else "whole"
     usual = _BARS if is_cpu(settings.device) else _DEVICE_BARS
     bars = usual if menu == "whole" else _FINE_BARS
     answer = common.ask_each(

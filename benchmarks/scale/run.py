@@ -217,7 +217,7 @@ def _applied(
     if strategy in ("static", "oracle"):
         known, longest = _learned(run, all_sizes, task["gib"], budget)
         planner = Oracle(budget) if strategy == "oracle" else longest
-    actions = "lean" if strategy == "fine" else "whole"
+    actions = "selective" if strategy == "fine" else "whole"
     options = {"actions": actions, "planner": planner, "refine": False}
     options |= task.get("options", {})
     with mimose.attach(run.model, budget, **options) as session:

@@ -15,12 +15,12 @@ from mimose.actions.selective import Selective
 from mimose.planners import Menu
 from mimose.planners.actions import (
     EXACT_MENU,
-    LEAN,
+    SELECTIVE,
 )
 
 _ACTIONS: list[Action] = [
     Keep(),
-    Selective(LEAN),
+    Selective(SELECTIVE),
     *compress.ACTIONS,
     *OFFLOADS,
     Recompute(),
@@ -80,8 +80,10 @@ def _named(actions: str | Sequence[str]) -> list[Action]:
 
 def _not_actions(given: object) -> ValueError:
     names = [action.spec.name for action in _ACTIONS]
+    renamed = "; 'lean' is called 'selective' now" if "lean" in repr(given) else ""
     return ValueError(
         f"actions must be 'auto', 'whole', 'all', or any of {names!r}, got {given!r}"
+        f"{renamed}"
     )
 
 

@@ -46,8 +46,8 @@ def flops_of_a_byte(device_type: str) -> float:
     """Return the FLOPs that take as long as rebuilding a byte by pointwise operators.
 
     These wait for memory, and move 2.5 bytes for each. In bf16 an H100, A100, RTX 4090
-    or A10 computes 117 to 170 FLOPs while it moves a byte. On one CPU core `lean` took
-    24% of a BERT layer's time, its whole recomputation 41%.
+    or A10 computes 117 to 170 FLOPs while it moves a byte. On one CPU core
+    `selective` took 24% of a BERT layer's time, its whole recomputation 41%.
 
     Args:
         device_type: The model's; nothing else counts, so equal runs make equal plans.

@@ -1,4 +1,4 @@
-"""What tests of `lean` share."""
+"""What tests of `selective` share."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def freed(monkeypatch):
 
 
 @pytest.fixture
-def always_lean(toys):
-    """Options of a session that runs everything under `lean`."""
-    actions = ("keep", "lean", "recompute")
-    return {"budget": "1TiB", "actions": actions, "planner": toys.Always("lean")}
+def always_selective(toys):
+    """Options of a session that runs everything under `selective`."""
+    actions = ("keep", "selective", "recompute")
+    return {"budget": "1TiB", "actions": actions, "planner": toys.Always("selective")}

@@ -87,7 +87,7 @@ def _cast_backward(model, x):
 
 WAYS = (_twice, _in_parts, _penalised, _cast)
 ON_A_CPU = (*WAYS, _cast_backward, _elsewhere)
-CASES = [(action, way) for action in ("recompute", "lean") for way in ON_A_CPU]
+CASES = [(action, way) for action in ("recompute", "selective") for way in ON_A_CPU]
 CASES += [
     pytest.param(each, way, marks=pytest.mark.sim) for each in ON_SIM for way in WAYS
 ]
@@ -148,7 +148,11 @@ def test_a_region_of_the_users_inside(toys, is_reentrant):
 
 @pytest.mark.parametrize(
     "action",
-    ["recompute", "lean", *(pytest.param(a, marks=pytest.mark.sim) for a in ON_SIM)],
+    [
+        "recompute",
+        "selective",
+        *(pytest.param(a, marks=pytest.mark.sim) for a in ON_SIM),
+    ],
 )
 def test_nothing_outlives_its_graph(toys, request, action):
     """With a backward or without, all goes without a collection."""

@@ -73,7 +73,7 @@ class _HeldBetween:
 def _steps(sim, toys, action, **options):
     """Run two steps of a chain under an action; return what the last one held."""
     model = toys.chain(4, width=128).to("sim")
-    actions = ("keep", "lean", *BOTH, "recompute")
+    actions = ("keep", "selective", *BOTH, "recompute")
     options = {"actions": actions, **options}
     with mimose.attach(
         model, "1GiB", planner=toys.Always(action), **options

@@ -204,7 +204,7 @@ def test_gradients_are_those_of_bare_training(way: Callable[..., Any]) -> None:
     plain = _train(way, _plainly)
     mine = _train(way, _plainly, budget="1TiB", planner="full")
     assert all(map(torch.equal, mine, plain))
-    mine = _train(way, _plainly, budget="1TiB", actions="lean")
+    mine = _train(way, _plainly, budget="1TiB", actions="selective")
     assert all(map(torch.equal, mine, plain))
 
 

@@ -191,36 +191,36 @@ def _inputs(n_rows=32):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_layer_trains_the_same(toys, freed, always_lean, kind):
+def test_every_kind_of_layer_trains_the_same(toys, freed, always_selective, kind):
     """Whatever lies in it, over several shapes and another layout."""
     model = Row(kind)
     batches = [_inputs(n_rows) for n_rows in ROWS * 2]
     batches += [_inputs().t().contiguous().t(), _inputs()]
     bare = toys.train(copy.deepcopy(model), batches)
-    with mimose.attach(model, **always_lean):
+    with mimose.attach(model, **always_selective):
         trained = toys.train(model, batches)
     assert [] == toys.differences(bare, trained)
     assert max(freed) > 0
 
 
 @pytest.mark.parametrize("kind", KEPT)
-def test_what_only_looks_as_if_it_could_be_rebuilt(toys, always_lean, kind):
+def test_what_only_looks_as_if_it_could_be_rebuilt(toys, always_selective, kind):
     """It is found out before anything is let go, whatever earlier calls have shown."""
     model = Row(kind)
     batches = [_inputs(n_rows) for n_rows in (32,) * 6]
     bare = toys.train(copy.deepcopy(model), batches)
-    with mimose.attach(model, **always_lean):
+    with mimose.attach(model, **always_selective):
         trained = toys.train(model, batches)
     assert [] == toys.differences(bare, trained)
 
 
-def test_a_number_that_is_changed_is_noticed(toys, freed, always_lean):
+def test_a_number_that_is_changed_is_noticed(toys, freed, always_selective):
     """No node has saved it, so it is compared in each call."""
     model = Row(Shifted)
     twin = copy.deepcopy(model)
     batches = [_inputs()] * 3
     bare = toys.train(twin, batches)
-    with mimose.attach(model, **always_lean):
+    with mimose.attach(model, **always_selective):
         trained = toys.train(model, batches)
         n_freed = len(freed)
         for each in (model, twin):
@@ -231,10 +231,10 @@ def test_a_number_that_is_changed_is_noticed(toys, freed, always_lean):
 
 
 @pytest.mark.parametrize("what", ["weight", "input"])
-def test_an_edit_in_between_is_an_error(what, always_lean):
+def test_an_edit_in_between_is_an_error(what, always_selective):
     """Of a weight that others are rebuilt with, or of what the layer was given."""
     model = Row(Norm)
-    with mimose.attach(model, **always_lean):
+    with mimose.attach(model, **always_selective):
         x = _inputs().requires_grad_() * 1.0
         loss = model(x)
         with torch.no_grad():
@@ -243,12 +243,12 @@ def test_an_edit_in_between_is_an_error(what, always_lean):
             loss.backward()
 
 
-def test_the_users_own_hooks_have_what_is_saved(toys, freed, always_lean):
+def test_the_users_own_hooks_have_what_is_saved(toys, freed, always_selective):
     """Under them nothing can be let go: the layer is recomputed, and that is said."""
     model = Row(Activation)
     bare = toys.train(copy.deepcopy(model), [_inputs()])
     hooks = torch.autograd.graph.saved_tensors_hooks(torch.clone, lambda t: t)
-    with mimose.attach(model, **always_lean), hooks:
+    with mimose.attach(model, **always_selective), hooks:
         trained = toys.train(model, [_inputs()])
     assert [] == toys.differences(bare, trained)
     assert [] == freed

@@ -73,7 +73,7 @@ class Model(nn.Module):
 
 
 def _attach(model, **others):
-    options = {"actions": "lean", "planner": everywhere("lean"), **others}
+    options = {"actions": "selective", "planner": everywhere("selective"), **others}
     return mimose.attach(model, "1TiB", **{"units": ["layer"], **options})
 
 
@@ -134,7 +134,11 @@ def test_empty_and_single_rows():
 def test_many_small_calls_leave_large_ones_alone(freed):
     """They are no failures to make a recipe."""
     model = nn.Sequential(*(nn.Sequential(nn.Dropout(), nn.Linear(8, 8)) for _ in "ab"))
-    options = {"actions": "lean", "planner": everywhere("lean"), "units": ["0", "1"]}
+    options = {
+        "actions": "selective",
+        "planner": everywhere("selective"),
+        "units": ["0", "1"],
+    }
     with mimose.attach(model, "1TiB", **options):
         for n in (*[2] * 70, 4096, 4096):
             freed.clear()
@@ -185,7 +189,7 @@ class Gathering(Sided):
 def test_an_argument_that_is_edited_later_leaks_nothing():
     """It gets a graph then, which what the layer holds is part of."""
     model = Gathering()
-    options = {"actions": "lean", "planner": everywhere("lean")}
+    options = {"actions": "selective", "planner": everywhere("selective")}
     with mimose.attach(model, "1TiB", **options):
         for _ in range(3):
             model(torch.randn(8, WIDTH))  # and no backward

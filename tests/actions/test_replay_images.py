@@ -64,7 +64,9 @@ PARTS = {
 
 
 @pytest.mark.parametrize("name", PARTS)
-def test_it_trains_the_same_and_frees_what_it_should(toys, freed, always_lean, name):
+def test_it_trains_the_same_and_frees_what_it_should(
+    toys, freed, always_selective, name
+):
     """Over several batches and sizes, to the last bit."""
     part, n_bytes = PARTS[name]
     generator = torch.Generator().manual_seed(5)
@@ -73,7 +75,7 @@ def test_it_trains_the_same_and_frees_what_it_should(toys, freed, always_lean, n
     model = Row(part)
     model(batches[0])  # makes the last convolution
     bare = toys.train(copy.deepcopy(model), batches)
-    with mimose.attach(model, **always_lean):
+    with mimose.attach(model, **always_selective):
         trained = toys.train(model, batches)
     assert [] == toys.differences(bare, trained)
     assert n_bytes - _SEALS <= freed[-1] <= n_bytes + _FULL

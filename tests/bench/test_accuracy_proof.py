@@ -37,10 +37,10 @@ def _work(arm: str) -> list[dict[str, Any]]:
 @pytest.mark.usefixtures("few")
 def test_arms_differ_in_nothing_but_the_action() -> None:
     """Under an exact action every loss is the bare model's; of two runs it is not."""
-    exact, lean = _work(accuracy.EXACT), _work("lean")
+    exact, selective = _work(accuracy.EXACT), _work("selective")
     for name in ("run", "epoch", "loss", "right", "held_out"):
-        assert [told[name] for told in exact] == [told[name] for told in lean]
-    first, second = (told["loss"] for told in lean if told["epoch"] == 1)
+        assert [told[name] for told in exact] == [told[name] for told in selective]
+    first, second = (told["loss"] for told in selective if told["epoch"] == 1)
     assert first != second
 
 

@@ -66,7 +66,7 @@ def test_a_report_fits_its_width(n_steps, n_shapes, width):
 
 def test_a_report_counts_like_remarks_together():
     """Remarks that differ in numbers alone are one line; so are actions it tries."""
-    tried = ("lean", "pool, pool4", "lean, quantize4", "lean")
+    tried = ("selective", "pool, pool4", "selective, quantize4", "selective")
     reasons = [f"{names} {TRIED}" for names in tried] + [
         "7 is beyond 5",
         "8 is beyond 5",
@@ -74,7 +74,7 @@ def test_a_report_counts_like_remarks_together():
     text = _report([r for why in reasons for r in _records(1, 1, reason=why)], 120)
     _, listed = text.split("Steps out of the ordinary\n")
     assert [
-        f"4 × lean, pool, pool4, quantize4 {TRIED}",
+        f"4 × selective, pool, pool4, quantize4 {TRIED}",
         "2 × 8 is beyond 5 (numbers differ)",
     ] == [line.strip() for line in listed.splitlines()[:2]]
     assert "# is beyond #" == kind_of("1,180 is beyond 4.5")

@@ -122,14 +122,14 @@ def test_it_is_exact_under_any_plan(toys):
         layer,
         7,
         budget="1TiB",
-        actions="lean",
+        actions="selective",
         planner=toys.RandomPlanner(),
         cache_size=1,
         meter=toys.BlindMeter(),
     )
     assert _are_equal(bare, ours)
     assert session.summary().kept_units == {}
-    assert not any("lean" in a for r in session.records for a in r.actions or ())
+    assert not any("selective" in a for r in session.records for a in r.actions or ())
 
 
 def test_it_is_exact_under_autocast_and_a_budget():

@@ -11,7 +11,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mimose
 
-PLANNED = {"planner": "auto", "actions": "lean"}
+PLANNED = {"planner": "auto", "actions": "selective"}
 OPTIONS: list[dict[str, Any]] = [
     {**options, "refine": False, "meter": "prediction"}
     for options in ({"planner": "full"}, PLANNED)

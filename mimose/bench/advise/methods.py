@@ -102,7 +102,7 @@ METHODS: Mapping[str, Method] = {
             options={"planner": "every-2"},
         ),
         _everywhere(
-            "lean",
+            "selective",
             "every layer computes again what is cheap: no matrix products",
             name="selective",
         ),

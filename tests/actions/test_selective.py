@@ -10,20 +10,20 @@ import torch
 import mimose
 
 ZOO = ("bert", "resnet")
-ACTIONS = ("keep", "lean", "recompute")
+ACTIONS = ("keep", "selective", "recompute")
 N_ROWS = (40, 96, 64, 48, 80, 56, 88, 72, 44, 92, 60, 76, 84, 52, 68)
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_it_trains_like_the_bare_model(toys, freed, always_lean, name):
+def test_it_trains_like_the_bare_model(toys, freed, always_selective, name):
     """Losses, gradients, buffers and random state, dropout on, at two shapes."""
     model = toys.zoo_model(name)
     batches = toys.zoo_batches(name, 8)
     bare = toys.train(copy.deepcopy(model), batches)
-    with mimose.attach(model, **always_lean) as session:
+    with mimose.attach(model, **always_selective) as session:
         trained = toys.train(model, batches)
     assert [] == toys.differences(bare, trained)
-    assert {"lean"} == {action for r in session.records for action in r.actions}
+    assert {"selective"} == {action for r in session.records for action in r.actions}
     assert 0 == sum(record.recomputed_flops for record in session.records)
     assert sum(freed) > 0
     # The toy's images shrink until tensors are as small as what tells them again.
@@ -43,13 +43,13 @@ def test_it_is_learned_and_planned(toys, meter):
     records = list(session.records)
     tried = [r for r in records if "tried in place" in r.reason]
     planned = [r for r in records if r.phase == "plan" and r not in tried]
-    chosen = [r for r in planned if "lean" in r.actions]
+    chosen = [r for r in planned if "selective" in r.actions]
     assert [] == toys.differences(bare, trained)
     assert not any(record.is_over for record in records)
     assert 3 <= len(tried) <= 15
     assert len(chosen) >= 10
     assert max(abs(record.prediction_error) for record in planned[-15:]) < 0.01
-    assert "lean" in session.report()
+    assert "selective" in session.report()
 
 
 LARGE = {
@@ -81,7 +81,7 @@ def test_it_frees_a_good_part_of_what_recomputing_frees(toys, name, share):
                 del loss
         assert (action == "recompute") == bool(session.summary().recomputed_flops)
     most = held["keep"] - held["recompute"]
-    assert share * most < held["keep"] - held["lean"] < most
+    assert share * most < held["keep"] - held["selective"] < most
 
 
 class Halving(torch.nn.Module):
@@ -122,7 +122,7 @@ def test_any_mixture_is_foretold_where_layers_save_their_outputs(toys, meter):
     model = torch.nn.Sequential(*(Halving(512 // 2**i) for i in range(5)))
     rows = random.Random(0)
     how = {"meter": meter, "planner": AnyPlan(toys), "units": Halving, "refine": False}
-    with mimose.attach(model, "1TiB", actions="lean", **how) as session:
+    with mimose.attach(model, "1TiB", actions="selective", **how) as session:
         for _ in range(100):
             model(torch.randn(16 * rows.randint(1, 5), 512)).square().mean().backward()
             model.zero_grad()
