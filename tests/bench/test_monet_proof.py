@@ -35,7 +35,7 @@ def test_published_overheads_are_linear_between_rows(
 def test_the_table_of_the_documentation_comes_from_the_rows() -> None:
     """Every number of it."""
     rows = read(DOCS / "results" / "cpu" / "monet.csv", monet.MonetRow)
-    text = (DOCS / "bench.md").read_text(encoding="utf-8")
+    text = (DOCS / "results" / "papers.md").read_text(encoding="utf-8")
     for row in rows:
         cells = [
             f"{row.model}, {row.batch} × {row.length}",
