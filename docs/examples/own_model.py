@@ -43,14 +43,14 @@ def train(length):
     optimizer.zero_grad()
 
 
-# The longest series with everything recomputed need this much. Without `units` the
+# The longest series with everything recomputed need this much. Without `layers` the
 # layers are looked for; here their class is named.
-with mimose.attach(model, budget=1.0, units=Mixer, planner="full") as probe:
+with mimose.attach(model, budget=1.0, layers=Mixer, planner="full") as probe:
     for _ in range(2):
         train(768)
 least_bytes = probe.records[-1].observed_peak_bytes
 
-with mimose.attach(model, budget=least_bytes + 20 * 2**20, units=Mixer) as session:
+with mimose.attach(model, budget=least_bytes + 20 * 2**20, layers=Mixer) as session:
     for length in torch.randint(64, 768, (24,)).tolist():
         train(length)
     print(session.explain({"input.1": 760}))  # dimension 1 of the input
