@@ -83,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
         own.add_argument("--out", type=Path, help=f"{_RESULTS}/DEVICE by default")
         for option, how in module.OPTIONS:
             own.add_argument(option, **how)
+        own.set_defaults(**getattr(module, "DEFAULTS", {}))
     return parser
 
 

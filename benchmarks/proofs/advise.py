@@ -22,7 +22,7 @@ import itertools
 import math
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -30,12 +30,20 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.proofs.common import Answer, Bar, Settings, count, progress, said_by
+from benchmarks.proofs.common import (
+    Answer,
+    Bar,
+    Measured,
+    Settings,
+    count,
+    progress,
+    said_by,
+    some,
+)
 from mimose.bench.advise.advice import Advice, advise_on
 from mimose.bench.advise.measure import Ladder, Run, begin
 from mimose.bench.advise.methods import METHODS, PLAIN
 from mimose.bench.advise.settings import Settings as Question
-from mimose.bench.rows import Row
 from mimose.bench.step_meter import step_meter
 from mimose.bench.zoo import builder
 from mimose.predictors import fit_series
@@ -56,7 +64,7 @@ QUESTION = "Is what mimose advise says right?"
 OPTIONS = (
     ("--part", {"choices": ("bytes", "seconds"), "default": "seconds"}),
     ("--on", {"choices": ("sim", "cpu"), "default": "sim"}),
-    ("--cases", {"nargs": "+", "choices": tuple(BUDGETS), "default": list(BUDGETS)}),
+    some("--cases", BUDGETS),
     count("--minutes", 5, "that the advisor may take for a model"),
     count("--rounds", 7, "of turns in which its answer is checked"),
 )
@@ -64,44 +72,25 @@ _MEMORY, _SECONDS, _CHOICE, _CASES = 0.99, 0.97, 0.05, 6
 _METHODS = ("full", "every-2", "selective", "mimose", "accumulate")
 """Beside plain training, for seconds."""
 _FITTED, _HELD_OUT = (2, 8, 32, 64, 128, 256), (4, 16, 48, 96, 192)
+_TOLD = (
+    *("part", "model", "method", "budget", "r2", "ceiling", "batch", "predicted"),
+    *("measured", "is_right"),
+)
 _LEAST_CEILING = 0.98
 """Noise that leaves less to a prediction says nothing of it."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class AdviseRow(Row):
-    """One method of one model: a fit, or a verdict, or a recommendation."""
-
-    part: str
-    """``bytes``, ``seconds``, ``verdict`` or ``choice``."""
-    model: str
-    method: str
-    budget: str = ""
-    points: int = 0
-    """That were not fitted."""
-    r2: float | None = None
-    """At these: of bytes, or of throughput."""
-    ceiling: float | None = None
-    """R² that noise leaves to any prediction."""
-    refused: str = ""
-    """Why there is no prediction, or no verdict."""
-    batch: float | None = None
-    predicted: float | None = None
-    """Best throughput over plain training's."""
-    measured: float | None = None
-    is_right: bool | None = None
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Ask about each model."""
-    told = settings.provenance()
-    rows: list[AdviseRow] = []
+    rows: list[Measured] = []
     for name in options.cases:
         part = _bytes if options.part == "bytes" else _seconds
         for found in part(name, settings, options):
-            rows.append(AdviseRow(model=name, **found, **told))
+            rows.append({"model": name, **found, **settings.provenance()})
     bars = list(judge(rows, options.part))
-    return Answer(rows=[*rows], table=[_line(row) for row in rows], bars=bars)
+    return Answer(
+        rows=rows, table=[{n: row.get(n) for n in _TOLD} for row in rows], bars=bars
+    )
 
 
 # ------------------------------------------------------------------ measuring
@@ -259,30 +248,24 @@ def _judged(advice: Advice, timed: _Timed, budget: str) -> Iterator[dict[str, An
 # ------------------------------------------------------------------ telling
 
 
-def _line(row: AdviseRow) -> dict[str, object]:
-    known = ("part", "model", "method", "budget", "r2", "ceiling", "batch")
-    told = asdict(row)
-    return {name: told[name] for name in (*known, "predicted", "measured", "is_right")}
-
-
-def judge(rows: Sequence[AdviseRow], part: str) -> Iterator[Bar]:
+def judge(rows: Sequence[Measured], part: str) -> Iterator[Bar]:
     """Hold rows to their bars."""
     if part == "bytes":
-        known = [row.r2 or 0.0 for row in rows if not row.refused]
+        known = [row["r2"] for row in rows if not row["refused"]]
         yield Bar("R² of memory, the least", min(known, default=None), at_least=_MEMORY)
         yield Bar("series that are refused", len(rows) - len(known), 0)
         return
-    series = [row for row in rows if row.part == "seconds"]
-    quiet = [row for row in series if (row.ceiling or 0.0) >= _LEAST_CEILING]
-    able = [row.r2 or 0.0 for row in quiet if not row.refused]
+    series = [row for row in rows if row["part"] == "seconds"]
+    quiet = [row for row in series if row["ceiling"] >= _LEAST_CEILING]
+    able = [row["r2"] for row in quiet if not row["refused"]]
     of = f"{len(able)} of {len(series)} below no noise"
     least = min(able, default=None)
     yield Bar(f"R² of throughput, the least of {of}", least, at_least=_SECONDS)
-    wrong = [row for row in rows if row.part == "verdict" and row.is_right is False]
-    yield Bar("verdicts that are wrong", len(wrong), 0)
-    choices = [row for row in rows if row.part == "choice"]
+    verdicts = [row["is_right"] for row in rows if row["part"] == "verdict"]
+    yield Bar("verdicts that are wrong", verdicts.count(False), 0)
+    choices = [row for row in rows if row["part"] == "choice"]
     yield Bar("recommendations that were run", len(choices), at_least=_CASES)
-    off = [abs((row.measured or 0.0) / (row.predicted or 1.0) - 1.0) for row in choices]
+    off = [abs(row["measured"] / row["predicted"] - 1.0) for row in choices]
     what = "recommended throughput, off by at most"
     yield Bar(what, max(off, default=None), _CHOICE, is_share=True)
 

@@ -12,18 +12,16 @@ group with it.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
 from benchmarks.check import GROUPS, MISSED, Line, impossible, judged, run_group
-from benchmarks.proofs.common import Answer, Bar, Settings, progress
+from benchmarks.proofs.common import Answer, Bar, Settings, progress, some
 from mimose.bench.child import RunFailedError, run_child
-from mimose.bench.rows import Row, RowsFile
 from mimose.exceptions import first_line
 from mimose.usage import positive
 
@@ -32,41 +30,25 @@ NEEDS = ()
 OPTIONS = (
     ("--device", {"default": "cuda", "help": "cuda, or sim to try it"}),
     ("--limit-seconds", {"type": positive, "default": 540.0, "help": "in all"}),
-    ("--groups", {"nargs": "+", "choices": GROUPS, "default": list(GROUPS)}),
+    some("--groups", GROUPS),
 )
 
 _LEAST_SECONDS = 5.0
 """With less than this left no group is begun."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class CheckRow(Row):
-    """One line."""
-
-    group: str
-    what: str
-    expected: str
-    seen: str
-    verdict: str
-    seconds: float
-    """From the begin of its group, process included."""
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
-    """Run every group, and append each line to the file as it comes."""
+    """Run every group, and keep each line as it comes."""
     ends = time.monotonic() + options.limit_seconds
-    answer = Answer(is_text=True)
-    with contextlib.closing(RowsFile(settings.out / "check.csv", CheckRow)) as file:
-        for group in options.groups:
-            began = time.monotonic()
-            for line in lines_of(settings, group, ends - began):
-                seconds = round(time.monotonic() - began, 1)
-                where = {"group": group, "seconds": seconds, **settings.provenance()}
-                row = CheckRow(**asdict(line), **where)
-                file.append([row])
-                answer.rows.append(row)
-                answer.table.append({"group": group, **asdict(line)})
-                progress(f"{row.what}: {row.seen}: {row.verdict}")
+    answer = Answer(is_text=True, path=settings.out / "check.csv")
+    for group in options.groups:
+        began = time.monotonic()
+        for line in lines_of(settings, group, ends - began):
+            told = asdict(line)
+            seconds = round(time.monotonic() - began, 1)  # the process's begin included
+            row = {"group": group, **told, "seconds": seconds, **settings.provenance()}
+            answer.add(group, [row], told, (), head="group")
+            progress(f"{line.what}: {line.seen}: {line.verdict}")
     missed = sum(line["verdict"] == MISSED for line in answer.table)
     answer.bars.append(Bar(f"lines missed of {len(answer.rows)}", missed, at_most=0))
     return answer

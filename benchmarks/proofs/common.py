@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import csv
 import json
 import math
@@ -41,6 +42,11 @@ def count(name: str, default: int, what: str = "") -> Option:
 def flag(name: str, what: str) -> Option:
     """Return an option that is there or is not."""
     return name, {"action": "store_true", "help": what}
+
+
+def some(name: str, known: Iterable[str]) -> Option:
+    """Return an option for some of what is known; all by default."""
+    return name, {"nargs": "+", "choices": list(known), "default": list(known)}
 
 
 EXPANDABLE = flag("--expandable", "segments of the device can grow")
@@ -128,7 +134,7 @@ class Bar:
 class Answer:
     """What a proof found."""
 
-    rows: list[Row | Measured] = field(default_factory=list)
+    rows: list[Measured] = field(default_factory=list)
     """All that was measured."""
     table: list[Mapping[str, object]] = field(default_factory=list)
     """The rows in short, for people and for the JSON line."""
@@ -140,11 +146,13 @@ class Answer:
     """Another way of asking, whose rows have a file of their own."""
     is_text: bool = False
     """Whether the table's cells are words, and begin at the left."""
+    path: Path | None = None
+    """Where rows are kept as they come, before all are there."""
 
     def add(
         self,
         name: str,
-        rows: Iterable[Row | Measured],
+        rows: Iterable[Measured],
         line: Mapping[str, object],
         bars: Iterable[Bar],
         *,
@@ -154,6 +162,8 @@ class Answer:
         self.rows.extend(rows)
         self.table.append({head: name, **line})
         self.bars.extend(replace(bar, what=f"{name}: {bar.what}") for bar in bars)
+        if self.path is not None:
+            write(self.path, self.rows)
         progress(f"{name}: done")
 
 
@@ -188,7 +198,7 @@ def publish(name: str, answer: Answer, folder: Path) -> None:
     """Write the CSV file, print the table and the bars; JSON is the last line."""
     variant = f"_{answer.variant}" if answer.variant else ""
     path = folder / f"{name}{variant}.csv"
-    _write(path, [row if isinstance(row, dict) else asdict(row) for row in answer.rows])
+    write(path, answer.rows)
     table = format_table(answer.table, is_text=answer.is_text)
     lines = [*table, *answer.notes, *map(str, answer.bars)]
     document = {
@@ -202,7 +212,24 @@ def publish(name: str, answer: Answer, folder: Path) -> None:
     sys.stdout.write("\n".join([*lines, json.dumps(document)]) + "\n")
 
 
-def _write(path: Path, rows: Sequence[Measured]) -> None:
+def read(path: Path) -> list[Measured]:
+    """Return the rows of a CSV file that `write` made."""
+    with path.open(newline="", encoding="utf-8") as file:
+        return [
+            {name: _value(text) for name, text in row.items()}
+            for row in csv.DictReader(file)
+        ]
+
+
+def _value(text: str) -> object:
+    """Return what a cell was made of: None, a number, a truth value, or text."""
+    try:
+        return ast.literal_eval(text) if text else None
+    except (ValueError, SyntaxError):
+        return text
+
+
+def write(path: Path, rows: Sequence[Measured]) -> None:
     """Write rows as CSV: what was measured first, where it was measured last."""
     where = [column.name for column in fields(Row)]
     names = dict.fromkeys(name for row in rows for name in row if name not in where)
@@ -219,7 +246,7 @@ def format_table(
     """Lay a table out in lines, in narrow columns; only text begins at their left."""
     if not table:
         return []
-    head = list(table[0])
+    head = list(dict.fromkeys(title for line in table for title in line))
     cells = [head, *([_cell(line.get(title)) for title in head] for line in table)]
     widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
     put = str.ljust if is_text else str.rjust

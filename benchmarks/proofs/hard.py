@@ -116,7 +116,7 @@ _CASES: dict[str, Case] = {
 }
 OPTIONS = (
     common.count("--pairs", 60, "that count, a case"),
-    ("--cases", {"nargs": "+", "choices": list(_CASES), "default": [*_CASES]}),
+    common.some("--cases", _CASES),
 )
 
 

@@ -18,7 +18,7 @@ import collections
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -27,12 +27,11 @@ import torch
 from torch import nn
 
 from benchmarks import convnets
-from benchmarks.proofs.common import AMPLE_BYTES, Answer, Bar, Settings, count
+from benchmarks.proofs.common import AMPLE_BYTES, Answer, Bar, Measured, Settings, count
 from benchmarks.proofs.models import names_of
 from benchmarks.proofs.playback import Playback, Trained, by_turns, overhead
 from mimose.bench.child import run_child
 from mimose.bench.machine import HEAP_IS_KEPT
-from mimose.bench.rows import Row
 from mimose.bench.step_meter import DeviceStepMeter
 from mimose.bench.zoo import ZOO, Batch, moved
 from mimose.cost.model import flops_of_a_byte
@@ -98,95 +97,64 @@ def published(model: str, share: float) -> tuple[float, float] | None:
 # ------------------------------------------------------------------ the question
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class MonetRow(Row):
-    """One plan of one model."""
-
-    model: str
-    batch: int
-    length: int
-    """Pixels of a side; tokens of a text."""
-    plain_growth_bytes: int
-    plain_flops: int
-    target: str
-    """A share of plain training's growth, or what is run."""
-    is_reached: bool
-    """Whether the step itself kept that share; where no plan is to, the plan is that of
-    the least peak."""
-    binding: str
-    """Segments that make the peak."""
-    plan: str
-    """A letter for each layer call."""
-    growth_bytes: int
-    planner_seconds: float
-    recomputed_flops: int
-    overhead: float
-    """Median over rounds of the step's time ÷ plain training's, less one."""
-
-    @property
-    def share(self) -> float:
-        """What the step has grown by, as a share of plain training's growth."""
-        return self.growth_bytes / self.plain_growth_bytes
-
-
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Learn, plan, measure and compare, model by model."""
-    answer, rows = Answer(), list[MonetRow]()
+    answer = Answer()
     for model in names_of(_CASES, settings.models):
         for row in _rows(settings, options, model):
-            rows.append(row)
-            line = {**line_of(row), "binds": row.binding}
-            answer.add(f"{model}, {row.batch} × {row.length}", [row], line, ())
-    answer.bars.extend(judge(rows))
+            line = {**line_of(row), "binds": row["binding"]}
+            answer.add(f"{model}, {row['batch']} × {_LENGTH}", [row], line, ())
+    answer.bars.append(judge(answer.rows))
     return answer
 
 
 def _rows(
     settings: Settings, options: argparse.Namespace, model: str
-) -> Iterator[MonetRow]:
-    def run(**more: Any) -> list[dict[str, Any]]:
-        task = {"model": model, "seed": settings.seed, **more}
+) -> Iterator[Measured]:
+    """Yield a row for each plan: how large a step was, and how long it took."""
+
+    def run(device: str, **more: Any) -> list[Measured]:
+        task = {"model": model, "seed": settings.seed, "device": device, **more}
         return [*run_child(__name__, task, settings.threads, environment=HEAP_IS_KEPT)]
 
-    plain, *plans = run(device="sim", steps=options.learn)
+    plain, *plans = run("sim", steps=options.learn)
     codes = list(dict.fromkeys(each["plan"] for each in plans))
-    timed = run(device="cpu", plans=codes, rounds=options.rounds)
+    timed = run("cpu", plans=codes, rounds=options.rounds)
     for each in plans:
-        yield MonetRow(
-            model=model,
-            batch=_CASES[model].batch_size,
-            length=_LENGTH,
-            overhead=overhead(timed, each["plan"])[0],
-            **{**plain, **each, **settings.provenance()},
-        )
+        yield {
+            **{"model": model, "batch": _CASES[model].batch_size, "length": _LENGTH},
+            **{**plain, **each, "overhead": overhead(timed, each["plan"])},
+            **settings.provenance(),
+        }
 
 
-def line_of(row: MonetRow) -> dict[str, object]:
+def line_of(row: Measured) -> dict[str, object]:
     """Return a line of the table, as the documentation has it."""
+    share = row["growth_bytes"] / row["plain_growth_bytes"]
     theirs = "none"
-    if found := published(row.model, row.share):
-        is_least = f", its least, at {found[1]:.1%}" if found[1] > row.share else ""
+    if found := published(row["model"], share):
+        is_least = f", its least, at {found[1]:.1%}" if found[1] > share else ""
         theirs = f"{found[0]:+.1%}{is_least}"
     return {
-        "plain, MiB": f"{row.plain_growth_bytes / 2**20:.0f}",
-        "asked": row.target if row.is_reached else f"{row.target}, not reached",
-        "growth": f"{row.share:.1%}",
-        "time": f"{row.overhead:+.1%}",
-        "FLOPs": f"{row.recomputed_flops / row.plain_flops:.1%}",
+        "plain, MiB": f"{row['plain_growth_bytes'] / 2**20:.0f}",
+        "asked": f"{row['target']}" + ", not reached" * (not row["is_reached"]),
+        "growth": f"{share:.1%}",
+        "time": f"{row['overhead']:+.1%}",
+        "FLOPs": f"{row['recomputed_flops'] / row['plain_flops']:.1%}",
         "MONeT's at that memory": theirs,
-        "planner, ms": f"{1e3 * row.planner_seconds:.1f}",
+        "planner, ms": f"{1e3 * row['planner_seconds']:.1f}",
     }
 
 
-def judge(rows: Sequence[MonetRow]) -> list[Bar]:
+def judge(rows: Sequence[Measured]) -> Bar:
     """Judge all rows; a transformer is held to the most of MONeT's models."""
     good = 0
     for row in rows:
-        theirs, _ = published(row.model, 1 / 3) or (_MOST, 1 / 3)
-        is_third = row.target == f"{1 / 3:.3g}" and row.is_reached
-        good += is_third and row.overhead <= theirs
+        theirs, _ = published(row["model"], 1 / 3) or (_MOST, 1 / 3)
+        is_third = str(row["target"]) == f"{1 / 3:.3g}" and row["is_reached"]
+        good += is_third and row["overhead"] <= theirs
     what = "models of which a third costs no more than published"
-    return [Bar(what, good, at_least=_LEAST_AS_GOOD)]
+    return Bar(what, good, at_least=_LEAST_AS_GOOD)
 
 
 # ------------------------------------------------------------------ models
@@ -284,7 +252,7 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 def _made(task: Mapping[str, Any]) -> Trained:
     torch.manual_seed(task["seed"])
     model = _CASES[task["model"]].build().to(task["device"])
-    return Trained(model, has_optimizer=False)
+    return Trained(model)
 
 
 def _attached(

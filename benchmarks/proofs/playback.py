@@ -2,9 +2,9 @@
 
 One process has a bare model and one with a session that plays plans back. Both have the
 same weights, and no step changes them: every plan has to give plain training's loss and
-gradients, to the last bit. Seconds are the processor's, for forward, backward and
-optimizer step; rounds are compared one by one, so that what disturbs a round disturbs
-both. The heap is to be kept (`HEAP_IS_KEPT`): fresh pages would be most of the time.
+gradients, to the last bit. Seconds are the processor's, of forward and backward; rounds
+are compared one by one, so that what disturbs a round disturbs both. The heap is to be
+kept (`HEAP_IS_KEPT`): fresh pages would be most of the time.
 """
 
 from __future__ import annotations
@@ -43,10 +43,6 @@ class Playback:
         """Take a plan: a letter for each layer call."""
         self.actions = tuple(_NAMES[code] for code in plan)
 
-    def action_at(self, index: int) -> str:
-        """Return the action of a layer call, by its position."""
-        return self.actions[index]
-
     def plan(self, problem: PlanningProblem) -> Plan:
         """Judge what it was told."""
         choice = [problem.actions.index(action) for action in self.actions]
@@ -68,36 +64,22 @@ class Playback:
 
 
 class Trained:
-    """A model and what its last step gave.
+    """A model and what its last step gave; gradients are there before a step."""
 
-    Args:
-        model: In training mode.
-        has_optimizer: Whether a step ends with AdamW's, at a learning rate of 0. If
-            not, gradients are there before a step and are added to.
-    """
-
-    def __init__(self, model: nn.Module, *, has_optimizer: bool) -> None:
+    def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self._optimizer = None
-        if has_optimizer:
-            self._optimizer = torch.optim.AdamW(
-                self.parameters, lr=0.0, weight_decay=0.0, fused=True
-            )
-            return
         for parameter in self.parameters:
             parameter.grad = torch.zeros_like(parameter)
 
     def step(self, batch: Mapping[str, Any]) -> float:
         """Train on a batch; return the processor's seconds."""
-        self.model.zero_grad(set_to_none=self._optimizer is not None)
+        self.model.zero_grad(set_to_none=False)
         torch.manual_seed(0)
         gc.collect()
         began = time.process_time()
         self.loss: torch.Tensor | None = self.model(**batch).loss
         torch.autograd.backward(self.loss)
-        if self._optimizer is not None:
-            self._optimizer.step()
         return time.process_time() - began
 
     def results(self) -> list[torch.Tensor]:
@@ -138,8 +120,8 @@ def by_turns(
         random.Random(number).shuffle(order)
 
 
-def overhead(timed: Sequence[Mapping[str, Any]], plan: str) -> tuple[float, float]:
-    """Return what a plan takes over plain training, as a share, and that one's seconds.
+def overhead(timed: Sequence[Mapping[str, Any]], plan: str) -> float:
+    """Return what a plan takes over plain training, as a share.
 
     Args:
         timed: What `by_turns` yields of one batch.
@@ -147,5 +129,5 @@ def overhead(timed: Sequence[Mapping[str, Any]], plan: str) -> tuple[float, floa
     """
     plain = {each["round"]: each["seconds"] for each in timed if each["plan"] == PLAIN}
     own = [each for each in timed if each["plan"] == plan]
-    ratios = [each["seconds"] / plain[each["round"]] for each in own]
-    return median(ratios) - 1.0, median(plain.values())
+    ratio: float = median(each["seconds"] / plain[each["round"]] for each in own)
+    return ratio - 1.0

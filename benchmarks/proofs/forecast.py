@@ -1,8 +1,11 @@
-"""``python -m benchmarks.scale.forecast``: are a step's seconds as they were forecast?
+"""Are a step's seconds as they were forecast?
 
 Models of `benchmarks.scale` train on batches of random rows and lengths, the largest of
 which just fit. Before each step its session says how long the step will take, the
-optimizer's included; the hollow card's clock says how long it took.
+optimizer's included; the hollow card's clock says how long it took. Errors are shares
+of a step.
+
+    python -m benchmarks.proofs forecast
 """
 
 from __future__ import annotations
@@ -10,52 +13,53 @@ from __future__ import annotations
 import argparse
 import random
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import torch
 
 import mimose
-from benchmarks.proofs.numbers import quantile
+from benchmarks.proofs import common
+from benchmarks.proofs.common import Answer, Settings
+from benchmarks.proofs.numbers import percent, quantile
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import BUDGET, GIB, build
-from mimose.bench.child import run_child
-from mimose.bench.rows import Row, RowsFile, RunSettings
+from mimose.bench.device import SIM
 
 _PLACES = {"bert-large": 16, "t5-large": 24, "llama-8b-lora": 40}
 """Workloads, and the GiB of their cards."""
+QUESTION = "Are a step's seconds as they were forecast?"
+DEFAULTS = {"seed": 1, "threads": 1, "device": SIM}
+OPTIONS = (
+    common.some("--workloads", _PLACES),
+    ("--card", {"default": "h100", "help": "h200, h100, a100, rtx4090 or a10"}),
+    common.count("--steps", 80, "a workload"),
+)
 _ROWS, *_LENGTHS = "input_ids.0", "input_ids.1", "labels.1"
 _UNKNOWN, _FIRST = 8, 24
 """Steps of which nothing is known, and those in which rows grow to what fits; behind
 them rows are drawn."""
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class ForecastRow(Row):
-    """How far off forecasts of seconds were on a workload, as shares of a step."""
-
-    workload: str
-    gib: int
-    card: str
-    n_steps: int
-    n_unknown: int
-    """Steps behind the first that no seconds were told of."""
-    ooms: str
-    """Steps that ran out of memory: which, its shape, and whether it was to fit."""
-    early_p50: float
-    """Until the step of which the next columns tell."""
-    early_p95: float
-    error_p50: float
-    error_p95: float
-    error_max: float
-    fixed_share: float
-    """Of a step's seconds, those of any batch, in the median."""
-    ask_seconds: float
-    """Of the host, in the median."""
+def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+    """Train every workload, and judge nothing: how near is near enough is not said."""
+    answer = Answer(path=settings.out / "forecast.csv")
+    for name in options.workloads:
+        task = {"workload": name, "gib": _PLACES[name], "card": options.card}
+        (told,) = common.measured("forecast", settings, steps=options.steps, **task)
+        line = {
+            "GiB": told["gib"],
+            **{
+                n: percent(v) for n, v in told.items() if n.startswith(("early", "err"))
+            },
+            "fixed": percent(told["fixed_share"], 1),
+            "asked in ms": 1e3 * told["ask_seconds"],
+            "not told": told["n_unknown"],
+            "out of memory": told["ooms"],
+        }
+        answer.add(name, [told], line, (), head="workload")
+    return answer
 
 
 def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -104,49 +108,15 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     early = [error for step, error in errors if step < _FIRST]
     late = [error for step, error in errors if step >= _FIRST]
     yield {
+        **{name: task[name] for name in ("workload", "gib", "card")},
         "n_steps": task["steps"],
-        "n_unknown": n_unknown,
-        "ooms": " ".join(failed),
-        "early_p50": quantile(early, 0.5),
+        "n_unknown": n_unknown,  # behind the first, that no seconds were told of
+        "ooms": " ".join(failed),  # which step, its shape, and whether it was to fit
+        "early_p50": quantile(early, 0.5),  # until rows are drawn
         "early_p95": quantile(early, 0.95),
         "error_p50": quantile(late, 0.5),
         "error_p95": quantile(late, 0.95),
         "error_max": max(late),
-        "fixed_share": statistics.median(shares),
-        "ask_seconds": statistics.median(asked),
+        "fixed_share": statistics.median(shares),  # of a step's seconds
+        "ask_seconds": statistics.median(asked),  # of the host
     }
-
-
-def main() -> int:
-    """Run what is asked for, print the rows and write them down."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.scale.forecast")
-    add = parser.add_argument
-    add("--workloads", nargs="+", default=list(_PLACES), choices=_PLACES)
-    add("--card", default="h100")
-    add("--steps", type=int, default=80)
-    add("--seed", type=int, default=1)
-    add("--out", default="docs/results/scale/forecast.csv")
-    options = parser.parse_args()
-    settings = RunSettings(seed=options.seed, threads=1, device="sim")
-    file = RowsFile(Path(options.out), ForecastRow)
-    for name in options.workloads:
-        gib = _PLACES[name]
-        task = {"workload": name, "gib": gib, "card": options.card, "device": "sim"}
-        task |= {"steps": options.steps, "seed": options.seed}
-        (told,) = run_child("benchmarks.scale.forecast", task, settings.threads)
-        where = {"workload": name, "gib": gib, "card": options.card}
-        row = ForecastRow(**where, **told, **settings.provenance())
-        file.append([row])
-        sys.stdout.write(
-            f"{name:18} {gib:3} GiB: off by {row.error_p50:.2%} in the median, "
-            f"{row.error_p95:.2%} of 1 in 20, {row.error_max:.2%} at most; "
-            f"fixed {row.fixed_share:.1%}; asked in {1e3 * row.ask_seconds:.1f} ms; "
-            f"out of memory: {row.ooms or 'none'}\n"
-        )
-        sys.stdout.flush()
-    file.close()
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())
