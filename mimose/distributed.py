@@ -38,7 +38,7 @@ from torch import distributed, nn
 
 from mimose.cost.learner import Learner
 from mimose.cost.problem import Memory
-from mimose.exactness.unit import Unit
+from mimose.exactness.layer import Layer
 from mimose.exceptions import (
     InfeasibleBudgetError,
     MimoseError,
@@ -192,23 +192,23 @@ class Ranks:
         n_exchanges, n_changed = self._n_exchanges, self._n_changed
         return AgreementUse(self._n_ranks, n_exchanges, self._seconds, n_changed)
 
-    def restrict(self, units: Sequence[Unit], learner: Learner) -> None:
+    def restrict(self, layers: Sequence[Layer], learner: Learner) -> None:
         """Plan layers that wait for others as a whole: kept or recomputed.
 
         What finer actions do in a call they settle call by call, each rank for itself.
 
         Args:
-            units: The layers.
+            layers: The layers.
             learner: Is told which actions they may run under.
         """
         menu = learner.model.menu
         finer = menu.names[1:-1]
-        for unit in units:
-            if unit.index in self.waiting:
-                unit.waits = True
-                unit.excluded.update(finer)
+        for layer in layers:
+            if layer.index in self.waiting:
+                layer.waits = True
+                layer.excluded.update(finer)
                 if finer:
-                    learner.restrict(unit.index, (menu.names[0], menu.names[-1]))
+                    learner.restrict(layer.index, (menu.names[0], menu.names[-1]))
 
     @contextlib.contextmanager
     def telling(self) -> Iterator[None]:
@@ -247,7 +247,7 @@ class Ranks:
         *,
         part: int,
         is_measured: bool,
-        units: Sequence[Unit],
+        layers: Sequence[Layer],
         menu: Menu,
         policy: Policy | None,
     ) -> Decision:
@@ -259,7 +259,7 @@ class Ranks:
             memory: What is held, and the budget.
             part: Which forward of its window it is.
             is_measured: Whether its boundaries will be read.
-            units: The layers; those that another rank keeps are kept from now on.
+            layers: The layers; those that another rank keeps are kept from now on.
             menu: The actions in use.
             policy: Makes decisions of actions; None under a baseline, which does the
                 same on all ranks.
@@ -279,23 +279,23 @@ class Ranks:
             own = tuple(map(menu.names.index, chosen.plan.actions))
             calls = _hash((chosen.events, chosen.between, part))
         head = [int(chosen is None), int(is_measured), calls, -calls]
-        kept_here = [int(unit.is_kept) for unit in units]
-        fresh_here = [int(not (unit.is_compared or unit.is_kept)) for unit in units]
+        kept_here = [int(layer.is_kept) for layer in layers]
+        fresh_here = [int(not (layer.is_compared or layer.is_kept)) for layer in layers]
         found = self._maxima([*head, *kept_here, *fresh_here, *own])
         unplanned, whole, largest, minus_least, *body = found
-        kept, fresh = body[: len(units)], body[len(units) : 2 * len(units)]
-        for unit, is_kept in zip(units, kept, strict=True):
-            if is_kept and not unit.is_kept:
-                unit.keep(KEPT_ELSEWHERE)
+        kept, fresh = body[: len(layers)], body[len(layers) : 2 * len(layers)]
+        for layer, is_kept in zip(layers, kept, strict=True):
+            if is_kept and not layer.is_kept:
+                layer.keep(KEPT_ELSEWHERE)
         agreed = decision
         if policy is not None and chosen is not None:
             made = None
             if not unplanned and largest == -minus_least:
-                names = {unit.name for unit in units if unit.is_kept}
+                names = {layer.name for layer in layers if layer.is_kept}
                 wanted = tuple(
                     0 if call.rpartition("#")[0] in names else index
                     for call, index in zip(
-                        chosen.events, body[2 * len(units) :], strict=False
+                        chosen.events, body[2 * len(layers) :], strict=False
                     )
                 )
                 actions = tuple(menu.names[index] for index in wanted)
@@ -308,7 +308,7 @@ class Ranks:
         if agreed.chosen is not None:
             recomputed = [
                 any(action != menu.names[0] for action in actions)
-                for actions in agreed.chosen.by_unit
+                for actions in agreed.chosen.by_layer
             ]
         return replace(agreed, is_whole=bool(whole) or any(compress(fresh, recomputed)))
 
@@ -430,7 +430,9 @@ def _refuse_too_early(modules: Sequence[nn.Module]) -> None:
     n_started = os.environ.get("WORLD_SIZE", "1")
     if is_begun or not n_started.isdecimal() or int(n_started) < 2:
         return
-    if any(isinstance(m, nn.SyncBatchNorm) for unit in modules for m in unit.modules()):
+    if any(
+        isinstance(m, nn.SyncBatchNorm) for layer in modules for m in layer.modules()
+    ):
         msg = (
             f"a layer has a SyncBatchNorm, and {n_started} processes were started, "
             f"which have to agree on what is recomputed, but there is no process group "
@@ -478,12 +480,12 @@ def later_waits(
     return refuse
 
 
-def why_forward_waits(root: nn.Module, units: Sequence[Unit] = ()) -> str:
+def why_forward_waits(root: nn.Module, layers: Sequence[Layer] = ()) -> str:
     """Return why other ranks wait for a forward of the model; "" if none does.
 
     Args:
         root: The model.
-        units: Its layers; what agrees is part of each forward.
+        layers: Its layers; what agrees is part of each forward.
     """
     if n_ranks() < 2:
         return ""
@@ -492,18 +494,18 @@ def why_forward_waits(root: nn.Module, units: Sequence[Unit] = ()) -> str:
             return f"{name or 'the model'} {_DDP}"
         if is_sharded(module):
             return f"{name or 'the model'} is sharded over the ranks (fully_shard)"
-    agrees = any(unit.waits for unit in units)
+    agrees = any(layer.waits for layer in layers)
     return communicates(root) or ("the ranks agree on each forward" if agrees else "")
 
 
-def why_step_waits(root: nn.Module, units: Sequence[Unit] = ()) -> str:
+def why_step_waits(root: nn.Module, layers: Sequence[Layer] = ()) -> str:
     """Return why other ranks wait for a forward or a backward; "" if none does.
 
     Args:
         root: The model.
-        units: Its layers.
+        layers: Its layers.
     """
-    why = why_forward_waits(root, units)
+    why = why_forward_waits(root, layers)
     if why or n_ranks() < 2:
         return why
     return "" if ddp_around(root) is None else f"a module around the model {_DDP}"

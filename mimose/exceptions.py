@@ -74,23 +74,23 @@ class NotRecomputableError(MimoseError, RuntimeError):
     for the forward and this is not the session's first.
 
     Attributes:
-        units: The layers' names by their place among the session's units.
+        layers: The layers' names by their place among the session's layers.
         why: What is wrong with them.
         told: Both in words, without what to do.
     """
 
-    def __init__(self, units: Mapping[int, str], why: str) -> None:
-        self.units = dict(units)
+    def __init__(self, layers: Mapping[int, str], why: str) -> None:
+        self.layers = dict(layers)
         self.why = why
         self.told = (
-            f"{', '.join(self.units.values())} cannot be recomputed: {why}. It is kept "
-            f"from now on"
+            f"{', '.join(self.layers.values())} cannot be recomputed: {why}. It is "
+            f"kept from now on"
         )
         super().__init__(f"{self.told}; run the step again, with the batch as it was.")
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the arguments, for the message is built from them."""
-        return type(self), (self.units, self.why)
+        return type(self), (self.layers, self.why)
 
 
 class LateChangeError(MimoseError, RuntimeError):
@@ -99,15 +99,15 @@ class LateChangeError(MimoseError, RuntimeError):
     Most often that is put back and the forward run again, and nobody sees this.
 
     Attributes:
-        unit: The layer's name.
+        layer: The layer's name.
         buffers: Each buffer's table, by identity, and its name in it.
     """
 
-    def __init__(self, unit: str, buffers: Iterable[tuple[int, str]]) -> None:
-        self.unit = unit
+    def __init__(self, layer: str, buffers: Iterable[tuple[int, str]]) -> None:
+        self.layer = layer
         self.buffers = tuple(buffers)
         super().__init__(
-            f"{unit} changed a buffer, or an object that it holds, that its forwards "
+            f"{layer} changed a buffer, or an object that it holds, that its forwards "
             f"had not changed before, and it could not be put back. From the next step "
             f"on it is saved for the recomputation; this step has changed it without "
             f"a backward."
@@ -115,7 +115,7 @@ class LateChangeError(MimoseError, RuntimeError):
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the arguments, for the message is built from them."""
-        return type(self), (self.unit, self.buffers)
+        return type(self), (self.layer, self.buffers)
 
 
 class OtherRankError(MimoseError, RuntimeError):

@@ -257,8 +257,7 @@ _MOST_FILLINGS = 3
 _AHEAD = 0.002
 """What is held may differ by so much of the headroom between now and a step to come."""
 
-_Key = tuple[Context, Sizes, bool]
-"""What comes first in a `StepInput`; plans are told apart by no more."""
+_Key = tuple[Context, bool, Sizes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +287,7 @@ class CachedPlan:
     plan: Plan
     events: tuple[str, ...]
     """The names of the layer calls, in order."""
-    by_unit: tuple[tuple[str, ...], ...]
+    by_layer: tuple[tuple[str, ...], ...]
     """The actions of each layer's calls."""
     calls: tuple[int, ...]
     """How often each layer is called."""
@@ -386,28 +385,16 @@ class Plans:
             memory: What is held, and the budget.
         """
         with self._lock:
-            plans = self._cache.get(facts[:3], ())
-        valid, best = self._learner.model.valid_since, None
-        headroom = memory.budget_bytes - memory.start_bytes
-        for cached in plans:
-            growth = cached.growth.bytes(memory.released_bytes)
-            allowed = self._margin.allowed(growth)
-            if cached.version < valid or allowed > headroom:
-                continue
-            # It leaves no more unused than it must.
-            most = max(_SPARE * growth, self._margin.noise_bytes)
-            if headroom - cached.headroom_bytes > most and not cached.keeps_all:
-                continue
-            if best is None or cached.plan.extra_cost < best.plan.extra_cost:
-                best = cached
-        return best
+            plans = self._cache.get(_key(facts), ())
+        good = (plan for plan in plans if self._is_good(plan, memory))
+        return min(good, key=lambda cached: cached.plan.extra_cost, default=None)
 
     def _put(
         self, facts: StepInput, made: CachedPlan, before: CachedPlan | None = None
     ) -> CachedPlan:
         """Keep a plan beside those of its shape that do something else; return it."""
         valid, others = self._learner.model.valid_since, []
-        for other in self._cache.get(facts[:3], ()):
+        for other in self._cache.get(_key(facts), ()):
             if other is before or other.version < valid:
                 continue
             if other.plan.actions != made.plan.actions:
@@ -415,8 +402,20 @@ class Plans:
             elif other.headroom_bytes > made.headroom_bytes:
                 made = replace(made, headroom_bytes=other.headroom_bytes)
         most = int(self._cache.maxsize)
-        self._cache[facts[:3]] = (made, *others)[:most]
+        self._cache[_key(facts)] = (made, *others)[:most]
         return made
+
+    def _is_good(self, cached: CachedPlan, memory: Memory) -> bool:
+        """Whether a plan fits today, and leaves no more unused than it must."""
+        if cached.version < self._learner.model.valid_since:
+            return False
+        growth = cached.growth.bytes(memory.released_bytes)
+        headroom = memory.budget_bytes - memory.start_bytes
+        if self._margin.allowed(growth) > headroom:
+            return False
+        spare = headroom - cached.headroom_bytes
+        most = max(_SPARE * growth, self._margin.noise_bytes)
+        return spare <= most or cached.keeps_all
 
     def make(
         self,
@@ -536,13 +535,13 @@ class Plans:
         if self._refiner is None or made.plan.optimal or made.keeps_all:
             return
         refine = partial(self._refine, facts, made, memory, usable_bytes)
-        self._learner.worker.submit(Lane.REFINE, facts[:3], refine)
+        self._learner.worker.submit(Lane.REFINE, _key(facts), refine)
 
     def _refine(
         self, facts: StepInput, made: CachedPlan, memory: Memory, usable_bytes: float
     ) -> None:
         with self._lock:
-            is_in_use = made in self._cache.get(facts[:3], ())
+            is_in_use = made in self._cache.get(_key(facts), ())
         if not is_in_use or doubt(self._learner.model, facts):
             return
         try:
@@ -553,7 +552,7 @@ class Plans:
         if is_dearer and not refined.plan.optimal:
             return
         with self._lock:
-            if made in self._cache.get(facts[:3], ()):
+            if made in self._cache.get(_key(facts), ()):
                 self._put(facts, refined, before=made)
 
     def prepare(self, facts: StepInput, memory: Memory) -> None:
@@ -567,7 +566,7 @@ class Plans:
             found = self.peek(facts, memory)
         if found is None:
             ahead = partial(self._make_ahead, facts, memory)
-            self._learner.worker.submit(Lane.PLAN, facts[:3], ahead)
+            self._learner.worker.submit(Lane.PLAN, _key(facts), ahead)
 
     def _make_ahead(self, facts: StepInput, memory: Memory) -> None:
         headroom = memory.headroom_bytes
@@ -601,7 +600,7 @@ def _with_costs(
     return CachedPlan(
         plan,
         tuple(event.name for event in pattern.events),
-        pattern.by_unit(plan.actions, otherwise=model.menu.first),
+        pattern.by_layer(plan.actions, otherwise=model.menu.first),
         pattern.calls,
         growth,
         extra_flops(model, facts, plan.actions),
@@ -612,9 +611,13 @@ def _with_costs(
     )
 
 
-def without_rows(context: Context) -> Context:
-    """Return the context of the same forwards, each loss computed at once."""
+def _checked_as(context: Context) -> Context:
+    """Return the context whose stages are a context's: a loss by rows has the same."""
     return context.replace(BY_ROWS, "")
+
+
+def _key(facts: StepInput) -> _Key:
+    return facts.context, facts.has_gradients, facts.sizes
 
 
 # ------------------------------------------------------------ policy
@@ -716,11 +719,9 @@ class Policy:
                 return facts, Decision("fallback", None, reason=expected)
             facts = expected
         found = self.plans.get(facts, memory)
-        patterns = self._learner.model.patterns
-        if found is None or facts.context not in patterns:
+        if found is None or facts.context not in self._learner.model.patterns:
             return facts, self._plan(facts, memory, is_first=is_first)
-        if facts.context != next(reversed(patterns)):
-            self._learner.use(facts.context)
+        self._learner.use(facts.context)
         known = found.decided.get(memory.released_bytes)
         if known is None:
             known = _decision(found, memory, cache_hit=True)
@@ -732,7 +733,7 @@ class Policy:
         """Make a plan where the costs are known well enough."""
         learner, context = self._learner, facts.context
         is_measured = context in learner.model.patterns
-        is_known = is_measured and without_rows(context) in self._stages
+        is_known = is_measured and _checked_as(context) in self._stages
         if not is_known or doubt(learner.model, facts):
             learner.worker.catch_up()  # there is nothing better to do
         model = learner.model
@@ -784,11 +785,11 @@ class Policy:
         if actions == list(planned):
             return None
         self._n_tries += 1
-        by_unit = model.pattern(facts).by_unit(actions, otherwise=menu.first)
+        by_layer = model.pattern(facts).by_layer(actions, otherwise=menu.first)
         plan = replace(made.plan, actions=tuple(actions))
         return replace(
             decision,
-            chosen=replace(made, plan=plan, by_unit=by_unit),
+            chosen=replace(made, plan=plan, by_layer=by_layer),
             is_measured=True,
             growth_bytes=None,
             reason=f"{', '.join(names)} {TRIED}",
@@ -914,8 +915,13 @@ class Policy:
                 self.margin.observe(predicted, observed_bytes)
             if decision.is_measured and abs(observed_bytes / predicted - 1) > _OFF:
                 self.distrust_plans()  # the model has just learned better
-        # It goes on to the next stage, if this one was checked; the oldest contexts go.
-        checked = without_rows(facts.context)
+        self._pass_stage(facts.context, chosen, is_within=is_within)
+
+    def _pass_stage(
+        self, context: Context, chosen: CachedPlan, *, is_within: bool
+    ) -> None:
+        """Go on to the next stage, if it was checked; the oldest contexts go."""
+        checked = _checked_as(context)
         stage = self._stages.pop(checked, 0)
         if stage < len(_STAGES) and is_within:
             stage += self._learner.model.menu.first in chosen.plan.actions
@@ -926,7 +932,7 @@ class Policy:
     def forget(self, context: Context) -> None:
         """Distrust a context whose steps turned out to run other layers."""
         self._learner.forget(context)
-        self._stages.pop(without_rows(context), None)
+        self._stages.pop(_checked_as(context), None)
 
     def distrust_plans(self) -> None:
         """Make every plan made so far invalid, as after a step over the budget."""
@@ -1014,7 +1020,7 @@ class Policy:
 
     def _share(self, context: Context) -> float:
         """Return the share of the way to the whole budget that a plan may go."""
-        stage = self._stages.get(without_rows(context), 0)
+        stage = self._stages.get(_checked_as(context), 0)
         return _STAGES[stage] if stage < len(_STAGES) else 1.0
 
     def _too_small(self, error: InfeasibleBudgetError, memory: Memory) -> str:

@@ -79,7 +79,7 @@ class StepRecord:
     reason: str = ""
     """Why the step is not an ordinary one; "" if it is."""
     events: tuple[str, ...] = ()
-    """The names of the events (``unit#call``), where they are known. In a file, empty
+    """The names of the events (``layer#call``), where they are known. In a file, empty
     where they are those of the line before."""
     seconds: float | None = None
     """From the start of the forward to the end of backward, as the host sees it, which
@@ -179,7 +179,7 @@ class Summary:
     """The least and the largest, this and those of the steps."""
     peak_bytes: int
     """The highest reading since the session began, optimizer steps included."""
-    units: int
+    layers: int
     """Modules planned for."""
     shapes: int
     """Distinct shapes of the batch, of the recorded steps."""
@@ -203,9 +203,9 @@ class Summary:
     flushes: int | None = None
     """On an accelerator: how often the allocator freed its cached blocks to go on."""
     kept_units: Mapping[str, str] = field(default_factory=dict)
-    """Units that cannot be recomputed, and why."""
-    inexact_units: Mapping[str, str] = field(default_factory=dict)
-    """Units that are recomputed but not to the bit on this device, and why."""
+    """Layers that cannot be recomputed, and why."""
+    inexact_layers: Mapping[str, str] = field(default_factory=dict)
+    """Layers that are recomputed but not to the bit on this device, and why."""
     plans_ready: int = 0
     """New shapes whose plan was made before they came."""
     proven_plans: int = 0

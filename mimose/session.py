@@ -31,7 +31,7 @@ from mimose.exceptions import (
 )
 from mimose.forecast import Forecast, Forecasts, asked
 from mimose.inputs.describe import SizeTable
-from mimose.inputs.layers import UnitsSpec
+from mimose.inputs.layers import LayersSpec
 from mimose.inputs.placement import only_device
 from mimose.inputs.sharding import (
     inside_ddp,
@@ -62,7 +62,7 @@ def attach(
     model: nn.Module,
     budget: Budget | Callable[[], Budget] = None,
     *,
-    layers: UnitsSpec = None,
+    layers: LayersSpec = None,
     actions: str | Sequence[str] = "auto",
     planner: str | Planner = "auto",
     predictor: Estimator | None = None,
@@ -163,7 +163,7 @@ def attach(
         budget=budget,
         actions=choose(actions, host),
         host=host,
-        units=layers,
+        layers=layers,
         planner=make_planner(planner),
         predictor=predictor,
         cache_size=cache_size,
@@ -212,7 +212,7 @@ class Session:
         self._of: dict[str, Any] = {}
         """What was learned of whom, once it is detached."""
         self._engine = make_engine(model, options)
-        self._n_units = len(self._engine.units)
+        self._n_layers = len(self._engine.layers)
         self.records = self._engine.records
         self._is_attached = False
         self._ahead = self._engine.ahead
@@ -226,8 +226,8 @@ class Session:
             self.detach()
             raise
         _log.info(
-            "mimose: planning %d units of %s within %s",
-            len(self._engine.units),
+            "mimose: planning %d layers of %s within %s",
+            len(self._engine.layers),
             type(model).__name__,
             format_bytes(self.budget_bytes),
         )
@@ -502,12 +502,12 @@ class Session:
             own_class(model).__qualname__,
             model,
             self._engine.device,
-            [unit.name for unit in self._engine.units],
+            [layer.name for layer in self._engine.layers],
             parallel_shares(model),
             actions=", ".join(self._engine.learner.model.menu.names),
             meter=type(self._engine.meter).__qualname__,
             compiled=", ".join(
-                unit.name for unit in self._engine.units if unit.is_compiled
+                layer.name for layer in self._engine.layers if layer.is_compiled
             ),
             **({"sharding": shared} if shared else {}),
         )
@@ -530,13 +530,13 @@ class Session:
             self.records,
             budget_bytes=self.budget_bytes,
             peak_bytes=self.peak_bytes,
-            units=self._n_units,
+            layers=self._n_layers,
             plans=self._engine.policy.plans,
             margin=self._engine.policy.margin.share,
             kept_units=dict(self._engine.findings.kept),
             **self._engine.footprint.summary(),
             **self._pace(),
-            inexact_units=dict(self._engine.findings.inexact),
+            inexact_layers=dict(self._engine.findings.inexact),
             largest_to_come=self._engine.to_come.largest,
             least_peak_to_come=self._engine.to_come.least_peak_bytes,
             host=self._engine.host_use,

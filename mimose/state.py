@@ -11,7 +11,7 @@ from torch import nn
 
 from mimose.exceptions import StateMismatchError
 
-VERSION = 5
+VERSION = 6
 """Of the format. Another one is refused: learning anew takes ten steps."""
 
 
@@ -19,7 +19,7 @@ def describe(
     name: str,
     model: nn.Module,
     device: torch.device,
-    units: Sequence[str],
+    layers: Sequence[str],
     shares: Mapping[str, str],
     **settings: Any,
 ) -> dict[str, Any]:
@@ -29,14 +29,14 @@ def describe(
         name: Of the model's class.
         model: The model.
         device: Where it is.
-        units: The names of the modules planned for.
+        layers: The names of the modules planned for.
         shares: Of parameters, by name, how ranks of tensor parallelism share them.
         settings: Whatever else changes what is measured or how it is fitted.
     """
     return {
         "version": VERSION,
         "model": name,
-        "units": list(units),
+        "layers": list(layers),
         "parameters": {
             name: f"{tuple(parameter.shape)} {parameter.dtype}{shares.get(name, '')}"
             for name, parameter in model.named_parameters()

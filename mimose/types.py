@@ -33,7 +33,7 @@ class StepInput(NamedTuple):
     structure: str = ""
     """What the root is called with, but for the sizes; contexts may share it."""
     calls: tuple[int, ...] = ()
-    """How often each unit was called, where the forward has shown it."""
+    """How often each layer was called, where the forward has shown it."""
 
 
 OnRecompute: TypeAlias = Callable[[Callable[[], Any], Sequence[Any]], Any]
@@ -47,7 +47,7 @@ class Measured:
 
     name: str
     """``name#call``."""
-    unit: int
+    layer: int
     call: int
     sizes: Sizes
     """Its inputs'; once it has run, its outputs' behind them. (A layer that halves an

@@ -109,7 +109,7 @@ def test_arguments_that_are_not_there(toys, argument, said):
     assert [] == toys.leftovers(model)
 
 
-def test_a_model_without_units():
+def test_a_model_without_layers():
     """Nothing to plan for is an error that says what to pass."""
     with pytest.raises(mimose.NoUnitsError, match=r"attach\(layers="):
         mimose.attach(nn.Linear(2, 2), "1TiB")
@@ -146,7 +146,7 @@ def test_a_second_attach(toys):
     with mimose.attach(model, "3GiB"):
         for other in (model, whole, model.blocks):
             with pytest.raises(mimose.AlreadyAttachedError, match=r"session.*detach"):
-                mimose.attach(other, "1TiB", units=toys.Block)
+                mimose.attach(other, "1TiB", layers=toys.Block)
     mimose.attach(model, "1TiB").detach()
     assert [] == toys.leftovers(model)
 
@@ -219,6 +219,6 @@ def test_ranks_that_do_not_know_of_each_other_yet_are_told_to_wait(monkeypatch, 
     monkeypatch.setenv("WORLD_SIZE", "2")
     model = nn.Sequential(*(nn.Sequential(nn.SyncBatchNorm(2)) for _ in range(2)))
     with pytest.raises(mimose.MimoseError, match="attach after torch"):
-        mimose.attach(model, "1TiB", units=nn.Sequential)
-    mimose.attach(model, "1TiB", units=nn.Sequential, agree=None).detach()
+        mimose.attach(model, "1TiB", layers=nn.Sequential)
+    mimose.attach(model, "1TiB", layers=nn.Sequential, agree=None).detach()
     mimose.attach(toys.chain(2), "1TiB").detach()

@@ -45,7 +45,7 @@ def test_shared_modules(toys, meter):
     """Each call of one module is an event of its own."""
     torch.manual_seed(3)
     model = _Repeated(_NormBlock)
-    options = {"units": ["shared", "other"], "meter": meter}
+    options = {"layers": ["shared", "other"], "meter": meter}
     found, session = _compared(toys, model, [toys.inputs()] * 7, **options)
     assert [] == found
     assert 4 == len(session.records[-1].actions)
@@ -75,7 +75,7 @@ def test_lora(toys, meter):
     batches = toys.zoo_batches("bert", 10)
     found, session = _compared(toys, model, batches, meter=meter)
     assert [] == found
-    assert 3 == session.summary().units
+    assert 3 == session.summary().layers
 
 
 class _Many(nn.Module):
@@ -167,11 +167,11 @@ class _MixedChain(nn.Module):
         return x.square().mean()
 
 
-def test_a_unit_that_edits_its_own_input(toys, meter, caplog):
+def test_a_layer_that_edits_its_own_input(toys, meter, caplog):
     """It is found in the first step, kept from then on, and named."""
     torch.manual_seed(3)
     model = _MixedChain(toys.Block)
-    options = {"units": "blocks", "meter": meter}
+    options = {"layers": "blocks", "meter": meter}
     mixed = toys.FixedActions(1, 0, 1, 0)
     found, session = toys.compare(model, [toys.inputs()] * 7, planner=mixed, **options)
     assert [] == found
@@ -183,7 +183,7 @@ def test_a_unit_that_edits_its_own_input(toys, meter, caplog):
 
 
 class _FirstEdits(nn.Module):
-    """The first unit edits the batch itself."""
+    """The first layer edits the batch itself."""
 
     def __init__(self, block):
         super().__init__()
@@ -195,7 +195,7 @@ class _FirstEdits(nn.Module):
         return x.square().mean()
 
 
-def test_a_unit_that_edits_the_batch(toys):
+def test_a_layer_that_edits_the_batch(toys):
     """An edited batch cannot be run again: an error says so once, then it is kept."""
     torch.manual_seed(3)
     model = _FirstEdits(toys.Block)

@@ -149,9 +149,9 @@ def test_layers_that_run_it_are_kept_and_exact(toys, place, how):
 
     options = {"budget": "1TiB", "meter": toys.BlindMeter()}
     options |= {"full": {"planner": "full"}, "fine": {"actions": "selective"}}[how]
-    units = {"units": "layers"}
+    layers = {"layers": "layers"}
     bare, _, _ = _train(make)
-    ours, failed, kept = _train(make, **options, **units)
+    ours, failed, kept = _train(make, **options, **layers)
     assert _are_equal(bare, ours)
     assert not failed
     assert list(kept) == ["layers.0", "layers.1"]
@@ -181,7 +181,7 @@ def test_what_cannot_be_seen_fails_once_at_most(toys, n_layers):
 
     full = {"budget": "1TiB", "planner": "full", "meter": toys.BlindMeter()}
     bare, _, _ = _train(make)
-    ours, failed, kept = _train(make, **full, units="layers")
+    ours, failed, kept = _train(make, **full, layers="layers")
     assert _are_equal(bare[1:], ours[1:])
     assert len(failed) <= 1
     assert any("TorchScript" in why for why in kept.values())

@@ -80,7 +80,7 @@ def test_it_goes_into_a_checkpoint(toys, meter, tmp_path):
 def test_another_model_is_refused(toys, meter, learned, name, said):
     """The message names what differs: the class, or the layers."""
     _, state = learned
-    state["of"]["units"].append("bert.encoder.layer.3")
+    state["of"]["layers"].append("bert.encoder.layer.3")
     with (
         mimose.attach(toys.zoo_model(name), "1GiB", meter=meter) as other,
         pytest.raises(StateMismatchError, match=said),
@@ -155,7 +155,7 @@ def test_layers_that_cannot_be_recomputed_stay_kept(toys, meter):
     def attached():
         model = toys.chain(3)
         model.blocks[1] = _Draws(16)
-        return model, mimose.attach(model, "1TiB", units="blocks", meter=meter)
+        return model, mimose.attach(model, "1TiB", layers="blocks", meter=meter)
 
     model, session = attached()
     with session:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
-from mimose.exactness.unit import Unit
+from mimose.exactness.layer import Layer
 from mimose.memory.marks import Gauge, Trace
 from mimose.planners import ActionSpec
 from mimose.types import OnRecompute
@@ -24,10 +24,10 @@ class Probe:
     """The tensors that the call is given."""
 
 
-class UnitCall(NamedTuple):
-    """One call of a unit, in a step that trains."""
+class Invocation(NamedTuple):
+    """One call of a layer, in a step that trains."""
 
-    unit: Unit
+    layer: Layer
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     on_recompute: OnRecompute | None = None
@@ -36,8 +36,8 @@ class UnitCall(NamedTuple):
     """Whether a recomputation is to run to its end."""
 
     def forward(self) -> Any:
-        """Run the unit's own forward."""
-        return self.unit.forward(*self.args, **self.kwargs)
+        """Run the layer's own forward."""
+        return self.layer.forward(*self.args, **self.kwargs)
 
 
 class Action(Protocol):
@@ -45,11 +45,11 @@ class Action(Protocol):
 
     spec: ActionSpec
 
-    def refuses(self, unit: Unit) -> str:
-        """Return why a unit cannot run under it, for the report; "" if it can."""
+    def refuses(self, layer: Layer) -> str:
+        """Return why a layer cannot run under it, for the report; "" if it can."""
         ...
 
-    def run(self, call: UnitCall, probe: Probe | None) -> Any:
+    def run(self, call: Invocation, probe: Probe | None) -> Any:
         """Run the forward under the action; its backward is arranged for.
 
         Args:
@@ -57,6 +57,6 @@ class Action(Protocol):
             probe: Measures it; None in a step that is not measured.
 
         Returns:
-            What the unit returns.
+            What the layer returns.
         """
         ...

@@ -25,10 +25,10 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 
 import torch
 
-from mimose.actions.base import Probe, UnitCall
+from mimose.actions.base import Invocation, Probe
 from mimose.actions.host import Host, Packed
 from mimose.actions.keep import Keep, why_saved_is_hidden
-from mimose.exactness.unit import Unit
+from mimose.exactness.layer import Layer
 from mimose.exceptions import RecomputationError
 from mimose.planners import ActionSpec
 from mimose.tensors import bytes_of, is_plain, storages_in, sum_of_words, tensors_in
@@ -330,32 +330,32 @@ class Packing:
         self._prepare = prepare
         self._make_codec = prepare(host)
         self._keep = Keep()
-        self._known: weakref.WeakSet[Unit] = weakref.WeakSet()
+        self._known: weakref.WeakSet[Layer] = weakref.WeakSet()
 
     def anew(self, host: Host | None) -> Packing:
         """Return the same action for another session."""
         return Packing(self.spec, self._prepare, host)
 
-    def refuses(self, unit: Unit) -> str:
+    def refuses(self, layer: Layer) -> str:
         """Return why nothing of a call can be packed."""
-        return why_saved_is_hidden(unit)
+        return why_saved_is_hidden(layer)
 
-    def run(self, call: UnitCall, probe: Probe | None) -> Any:
+    def run(self, call: Invocation, probe: Probe | None) -> Any:
         """Run the forward, and pack what it saves."""
-        unit, codec = call.unit, self._make_codec()
-        own = itertools.chain(unit.module.parameters(), unit.module.buffers())
+        layer, codec = call.layer, self._make_codec()
+        own = itertools.chain(layer.module.parameters(), layer.module.buffers())
         hooks = CallHooks(
             codec,
             [call.args, call.kwargs, *own],
-            partial(_refuse, unit.name),
-            is_first=unit not in self._known,
+            partial(_refuse, layer.name),
+            is_first=layer not in self._known,
         )
         with hooks, codec.watching():
             output = self._keep.run(call, probe)
         boxes, freed_bytes = hooks.finish(list(tensors_in(output)))
-        self._known.add(unit)
+        self._known.add(layer)
         if hooks.edits_data:
-            unit.exclude(self.spec.name, "it edits through .data what it has saved")
+            layer.exclude(self.spec.name, "it edits through .data what it has saved")
         if probe is not None:
             self._tell(probe, hooks, boxes, freed_bytes)
         return output

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-from mimose.actions.base import Probe, UnitCall
+from mimose.actions.base import Invocation, Probe
+from mimose.exactness.layer import Layer
 from mimose.exactness.side_effects import (
     OBJECT_CHANGES,
     FirstCall,
     Given,
     is_opaque,
 )
-from mimose.exactness.unit import Unit
 from mimose.planners.actions import KEEP
 from mimose.torch_private import pytree, top_saved_hooks
 
@@ -21,37 +21,37 @@ class Keep:
 
     spec = KEEP
 
-    def refuses(self, unit: Unit) -> str:
+    def refuses(self, layer: Layer) -> str:
         """Return "": what can run at all can be kept."""
-        del unit
+        del layer
         return ""
 
-    def run(self, call: UnitCall, probe: Probe | None) -> Any:
+    def run(self, call: Invocation, probe: Probe | None) -> Any:
         """Run the forward; a first call tells what it changes."""
-        unit = call.unit
-        if unit.is_known or unit.is_kept:
+        layer = call.layer
+        if layer.is_known or layer.is_kept:
             return self._run(call, probe)
-        first, given = FirstCall(unit.module), Given()
+        first, given = FirstCall(layer.module), Given()
         for leaf in pytree.tree_leaves((call.args, call.kwargs)):
             if is_opaque(leaf):
                 given.add(leaf)
         output = self._run(call, probe)
-        why = unit.learn(first)
+        why = layer.learn(first)
         if given.are_edited():
             why = OBJECT_CHANGES
         if why:
-            unit.keep(why)
+            layer.keep(why)
         return output
 
-    def _run(self, call: UnitCall, probe: Probe | None) -> Any:
+    def _run(self, call: Invocation, probe: Probe | None) -> Any:
         if probe is None:
             return call.forward()
         return probe.trace.kept(probe.index, call.forward, probe.inputs, probe.gauge)
 
 
-def why_saved_is_hidden(unit: Unit) -> str:
+def why_saved_is_hidden(layer: Layer) -> str:
     """Return why what a call saves cannot be told tensor by tensor; "" if it can."""
-    if unit.is_compiled:
+    if layer.is_compiled:
         return "what compiled code has saved cannot be told apart"
     if top_saved_hooks(True) is not None:
         return "somebody else's hooks have what it saves"

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mimose.actions.base import Probe, UnitCall
+from mimose.actions.base import Invocation, Probe
 from mimose.actions.hooks import Packing
 from mimose.actions.host import AwayInput, Host, HostCall
 from mimose.actions.recompute import Recompute
@@ -36,14 +36,14 @@ class OffloadInput(Recompute):
         """Return the same action for another session."""
         return OffloadInput(host)
 
-    def run(self, call: UnitCall, probe: Probe | None) -> Any:
+    def run(self, call: Invocation, probe: Probe | None) -> Any:
         """Run the forward, and send its input."""
         assert self._host is not None
         output = super().run(call, probe)
         self._host.settle()
         return output
 
-    def _send_away(self, call: UnitCall, probe: Probe | None) -> AwayInput | None:
+    def _send_away(self, call: Invocation, probe: Probe | None) -> AwayInput | None:
         assert self._host is not None
         handed = _handed_over(call.args, call.kwargs)
         on_host, freed = None, 0

@@ -23,11 +23,12 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
-from mimose.actions.base import Probe, UnitCall
+from mimose.actions.base import Invocation, Probe
 from mimose.actions.host import AwayInput
 from mimose.actions.keep import Keep
 from mimose.exactness.comparison import Comparison
 from mimose.exactness.guard import Found
+from mimose.exactness.layer import CONTAINED, Layer
 from mimose.exactness.side_effects import (
     Context,
     FirstCall,
@@ -36,7 +37,6 @@ from mimose.exactness.side_effects import (
     accelerators,
     is_opaque,
 )
-from mimose.exactness.unit import CONTAINED, Unit
 from mimose.exceptions import MimoseError, first_line
 from mimose.inputs.compiled import SCRIPTED, code_in_graph
 from mimose.memory.out_of_memory import is_out_of_memory
@@ -73,41 +73,41 @@ class Recompute:
 
     spec = RECOMPUTE
 
-    def refuses(self, unit: Unit) -> str:
+    def refuses(self, layer: Layer) -> str:
         """Return why a call cannot run again, where that shows before it runs."""
-        del unit
+        del layer
         hooks = top_saved_hooks(False)
         if hooks is not None and is_from_checkpoint(hooks[0]):
             return "the model itself checkpoints it"
         return ""
 
-    def run(self, call: UnitCall, probe: Probe | None) -> Any:
+    def run(self, call: Invocation, probe: Probe | None) -> Any:
         """Run the forward; a first call tells what it changes."""
-        unit = call.unit
-        found = unit.guard.enter()
+        layer = call.layer
+        found = layer.guard.enter()
         inputs = Inputs(call.args, call.kwargs)
         why = found.state.trouble or (_INFERENCE if inputs.has_inference else "")
         if why:
-            unit.keep(why)
-        has_new_hooks = unit.guard.has_new_hooks
+            layer.keep(why)
+        has_new_hooks = layer.guard.has_new_hooks
         if has_new_hooks:
-            unit.note_new_hooks()
-        is_new = has_new_hooks or (inputs.given.has_objects and not unit.is_known)
+            layer.note_new_hooks()
+        is_new = has_new_hooks or (inputs.given.has_objects and not layer.is_known)
         # Where ranks wait for each other, one does not keep what others run again.
-        if why or (is_new and not unit.waits):
+        if why or (is_new and not layer.waits):
             return _kept(call, probe)
         away = self._send_away(call, probe)
         if away is not None:
             inputs = Inputs(call.args, call.kwargs, away)
-        first = None if unit.is_known else FirstCall(unit.module)
+        first = None if layer.is_known else FirstCall(layer.module)
         on_recompute, comparison = call.on_recompute, None
         if probe is not None:
             on_recompute = probe.trace.recomputed(probe.index, probe.gauge)
-        if not unit.is_compared:
-            comparison = Comparison(unit)
+        if not layer.is_compared:
+            comparison = Comparison(layer)
             on_recompute = comparison.compared(on_recompute)
         region = Region(
-            unit,
+            layer,
             inputs,
             found,
             on_recompute,
@@ -115,42 +115,42 @@ class Recompute:
         )
         if first is not None:
             region.lend = first.saved
-        elif unit.slots:
-            region.lend = SavedTensors(unit.slots)
+        elif layer.slots:
+            region.lend = SavedTensors(layer.slots)
         output = region.run(call.args, call.kwargs, is_first=first is not None)
         why = ""
         if first is not None:
-            is_contained = found.are_edited and unit.contained_edits(found)
-            why = unit.learn(first) or (CONTAINED if is_contained else "")
-            region.found = unit.guard.left(found.state)
+            is_contained = found.are_edited and layer.contained_edits(found)
+            why = layer.learn(first) or (CONTAINED if is_contained else "")
+            region.found = layer.guard.left(found.state)
         if comparison is not None:
             comparison.take(output)
-            why = why or _code_in(unit, output, region.began)
+            why = why or _code_in(layer, output, region.began)
             if inputs.are_edited:
                 why = _EDITS_INPUT
-        unit.note_read(inputs.given)
+        layer.note_read(inputs.given)
         if why:  # at once: whatever becomes of this forward, the next knows
-            unit.keep(why)
-            unit.note_impure(why)
+            layer.keep(why)
+            layer.note_impure(why)
         return output
 
-    def _send_away(self, call: UnitCall, probe: Probe | None) -> AwayInput | None:
+    def _send_away(self, call: Invocation, probe: Probe | None) -> AwayInput | None:
         """Return what holds an input elsewhere until it runs again; None: nothing."""
         del call, probe
         return None
 
 
-def _code_in(unit: Unit, output: Any, began: int) -> str:
+def _code_in(layer: Layer, output: Any, began: int) -> str:
     """Look at the graph of a call for code that is not torch's operators."""
-    if unit.is_compiled:
+    if layer.is_compiled:
         return ""
     is_compiled, is_scripted = code_in_graph(output, began)
     if is_compiled:
-        unit.note_compiled()
+        layer.note_compiled()
     return SCRIPTED if is_scripted else ""
 
 
-def _kept(call: UnitCall, probe: Probe | None) -> Any:
+def _kept(call: Invocation, probe: Probe | None) -> Any:
     """Run a call that was to be recomputed, and may not be."""
     keep = Keep()
     if probe is not None:
@@ -287,12 +287,12 @@ class _Holder(dict[Any, torch.Tensor]):
 
 
 class Region:
-    """One call of a unit, run again whenever a backward needs what it saved.
+    """One call of a layer, run again whenever a backward needs what it saved.
 
     See Note: [Regions].
 
     Args:
-        unit: The unit.
+        layer: The layer.
         inputs: What it is called with.
         found: What the call has found.
         on_recompute: Called in backward with a function that recomputes, which it has
@@ -307,14 +307,14 @@ class Region:
 
     def __init__(
         self,
-        unit: Unit,
+        layer: Layer,
         inputs: Inputs,
         found: Found,
         on_recompute: OnRecompute | None,
         *,
         is_whole: bool,
     ) -> None:
-        self._unit = unit
+        self._layer = layer
         self._inputs = inputs
         self.found = found
         self._on_recompute = on_recompute
@@ -323,8 +323,8 @@ class Region:
         self.has_run = False
         self._holders: list[weakref.ref[_Holder]] = []
         devices = inputs.devices
-        if devices != unit.devices:
-            devices = tuple(dict.fromkeys((*unit.devices, *devices)))
+        if devices != layer.devices:
+            devices = tuple(dict.fromkeys((*layer.devices, *devices)))
         self._context = Context(devices)
         self.began = next_sequence_number()
 
@@ -336,7 +336,7 @@ class Region:
         Args:
             args: Its positional arguments.
             kwargs: Its keyword arguments.
-            is_first: Whether it is to tell what the unit changes.
+            is_first: Whether it is to tell what the layer changes.
 
         Raises:
             LateChangeError: It has edited a tensor as never before.
@@ -344,13 +344,13 @@ class Region:
         outer = top_saved_hooks(False)
         try:
             push_saved_hooks(self._pack, self._unpack)
-            output = self._unit.forward(*args, **kwargs)
+            output = self._layer.forward(*args, **kwargs)
         finally:
             drop_saved_hooks(outer)
         self.has_run = True
         if not is_first:
-            self._unit.refuse_late_change(self.found)
-        self._unit.note_way(len(self._holders), output, self.began)
+            self._layer.refuse_late_change(self.found)
+        self._layer.note_way(len(self._holders), output, self.began)
         return output
 
     def _pack(self, tensor: torch.Tensor) -> _Holder:
@@ -382,9 +382,9 @@ class Region:
             RecomputationError: The arguments are not, or other tensors were saved.
         """
         if self._inputs.are_edited:
-            self._unit.refuse(_INPUT_EDITED)
+            self._layer.refuse(_INPUT_EDITED)
         only = wanted if task == NO_GRAPH_TASK else None
-        guard = self._unit.guard
+        guard = self._layer.guard
         with (
             _GENERATORS,
             guard.as_found(self.found, has_run=self.has_run),
@@ -392,14 +392,14 @@ class Region:
         ):
             is_same = self._recompute(task, only)
         if not is_same or task not in wanted:
-            self._unit.refuse(_OTHER_TENSORS)
+            self._layer.refuse(_OTHER_TENSORS)
 
     def _recompute(self, task: int, only: _Holder | None) -> bool:
         """Return whether what is saved now is of the same kinds."""
         left = self._holders[::-1]
         is_same = True
         # A layer that takes a gradient in its forward has not saved all it will.
-        runs_on = self._is_whole or self._unit.runs_to_end or self._unit.is_compiled
+        runs_on = self._is_whole or self._layer.runs_to_end or self._layer.is_compiled
         ends_early = not (self.has_run and runs_on)
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -434,7 +434,7 @@ class Region:
             if is_out_of_memory(error) or isinstance(error, (MimoseError, OSError)):
                 raise  # what a device or the system fails with is not the layer's
             why = f"run again, it raised {type(error).__name__}: {first_line(error)}"
-            self._unit.refuse(why, error)
+            self._layer.refuse(why, error)
         finally:
             drop_saved_hooks(outer)
         return is_same and not left
@@ -446,7 +446,7 @@ class Region:
             self.lend.lend()
         args, kwargs = self._inputs.again()
         with torch.enable_grad():
-            return self._unit.forward(*args, **kwargs)
+            return self._layer.forward(*args, **kwargs)
 
 
 _GENERATORS = lock()

@@ -88,7 +88,7 @@ def _not_actions(given: object) -> ValueError:
 
 
 def _own(actions: Iterable[Action], host: Host | None) -> tuple[Action, ...]:
-    """Return actions for one session: what they learn of its units is its own."""
+    """Return actions for one session: what they learn of its layers is its own."""
     own = (Selective, Packing, OffloadInput)
     return tuple(a.anew(host) if isinstance(a, own) else a for a in actions)
 

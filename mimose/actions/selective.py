@@ -43,12 +43,12 @@ import numpy as np
 import torch
 from torch import nn
 
-from mimose.actions.base import Probe, UnitCall
+from mimose.actions.base import Invocation, Probe
 from mimose.actions.flags import pack_flags, unpack_flags
 from mimose.actions.host import Host
 from mimose.actions.keep import Keep, why_saved_is_hidden
 from mimose.actions.operators import OPERATORS, Operand, settings_of
-from mimose.exactness.unit import Unit
+from mimose.exactness.layer import Layer
 from mimose.exceptions import RecomputationError, first_line
 from mimose.inputs.describe import argument_tensors
 from mimose.memory.out_of_memory import is_out_of_memory
@@ -752,17 +752,17 @@ class Rebuild:
 
     Args:
         recipe: The call's.
-        unit: The layer, of whose call it holds nothing; None for a trial.
+        layer: The layer, of whose call it holds nothing; None for a trial.
         action: The name of the action that it is run under.
     """
 
-    __slots__ = ("_action", "_left", "_made", "_recipe", "_task", "_unit")
+    __slots__ = ("_action", "_layer", "_left", "_made", "_recipe", "_task")
 
     def __init__(
-        self, recipe: Recipe, unit: Unit | None = None, action: str = ""
+        self, recipe: Recipe, layer: Layer | None = None, action: str = ""
     ) -> None:
         self._recipe = recipe
-        self._unit = unit
+        self._layer = layer
         self._action = action
         self._made: dict[int, Any] = {}
         self._left = list(recipe.readers)
@@ -804,8 +804,8 @@ class Rebuild:
         flag = different_bits(was, now)
         if flag is True:
             self._refuse(_OTHERWISE)
-        elif flag is not False and self._unit is not None:
-            self._unit.answers.ask([flag], self._tell)
+        elif flag is not False and self._layer is not None:
+            self._layer.answers.ask([flag], self._tell)
 
     def _tell(self, answers: Several[bool]) -> None:
         if any(answers):
@@ -817,11 +817,11 @@ class Rebuild:
         Raises:
             RecomputationError: Always, but in a trial.
         """
-        if self._unit is None:
+        if self._layer is None:
             raise RuntimeError(why)
-        self._unit.exclude(self._action, why)
+        self._layer.exclude(self._action, why)
         msg = (
-            f"{self._unit.name} cannot be rebuilt: {why}. It is not run under "
+            f"{self._layer.name} cannot be rebuilt: {why}. It is not run under "
             f"{self._action!r} any more; this step's gradients are not complete: zero "
             f"them and go on, or run steps by session.step(closure), which repeats "
             f"such a step"
@@ -866,19 +866,19 @@ class Rebuild:
         return step.source is Source.RUN and OPERATORS[step.name].is_fresh
 
 
-def drop(recipe: Recipe, ran: Ran, unit: Unit, action: str) -> float:
+def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str) -> float:
     """Let go what a recipe can rebuild, and have it rebuilt in backward.
 
     Args:
         recipe: Right for this call.
         ran: The call.
-        unit: The layer.
+        layer: The layer.
         action: The name of the action that it is run under.
 
     Returns:
         The bytes that went, less those that are held in their place.
     """
-    rebuild, sources = Rebuild(recipe, unit, action), _sources(recipe, ran)
+    rebuild, sources = Rebuild(recipe, layer, action), _sources(recipe, ran)
     freed: dict[object, int] = {}
     # What is packed first: others may be rebuilt from it.
     drops = sorted(recipe.drops, key=lambda d: recipe.steps[d[1]].source not in _PACKED)
@@ -1058,11 +1058,11 @@ class Selective:
         del host
         return Selective(self.spec)
 
-    def refuses(self, unit: Unit) -> str:
+    def refuses(self, layer: Layer) -> str:
         """Return why nothing of a call can be let go."""
-        return why_saved_is_hidden(unit)
+        return why_saved_is_hidden(layer)
 
-    def run(self, call: UnitCall, probe: Probe | None) -> Any:
+    def run(self, call: Invocation, probe: Probe | None) -> Any:
         """Run the forward, and let go what can be rebuilt."""
         began = next_sequence_number()
         given = list(argument_tensors(call.args, call.kwargs))
@@ -1084,13 +1084,13 @@ class Selective:
         )
         freed: float | None = 0.0
         try:
-            ran = Ran(call.unit.module, given, outputs, edited, began)
-            freed = self._let_go(ran, call.unit, may_try=may_try, may_make=may_make)
+            ran = Ran(call.layer.module, given, outputs, edited, began)
+            freed = self._let_go(ran, call.layer, may_try=may_try, may_make=may_make)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             # Nothing was let go yet: an operator may refuse what it is tried on.
             if is_out_of_memory(error):
                 raise
-            call.unit.exclude(self.spec.name, f"{type(error).__name__}: {error}")
+            call.layer.exclude(self.spec.name, f"{type(error).__name__}: {error}")
         if probe is not None:
             event = probe.trace.events[probe.index]
             if freed is None:
@@ -1102,7 +1102,7 @@ class Selective:
     def _let_go(
         self,
         ran: Ran,
-        unit: Unit,
+        layer: Layer,
         *,
         may_try: bool,
         may_make: bool,
@@ -1111,7 +1111,7 @@ class Selective:
 
         Args:
             ran: The call, nothing dropped yet.
-            unit: The layer.
+            layer: The layer.
             may_try: Whether a known recipe may be compared in full, which takes memory
                 that no plan has counted.
             may_make: Whether one may be made, which takes as much.
@@ -1131,7 +1131,7 @@ class Selective:
                     came_out = comes_out(recipe, Graph(ran), slots)
                     tried[ran.module] = came_out
                 if came_out is not False:
-                    return drop(recipe, ran, unit, self.spec.name)
+                    return drop(recipe, ran, layer, self.spec.name)
             n_made = self._n_made.get(ran.module, 0)
             if known == [] or n_made >= _MOST_MADE:
                 return 0.0
@@ -1143,4 +1143,4 @@ class Selective:
             if made is None:
                 return 0.0
             known.append((made, weakref.WeakKeyDictionary({ran.module: True})))
-            return drop(made, ran, unit, self.spec.name)
+            return drop(made, ran, layer, self.spec.name)

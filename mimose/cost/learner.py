@@ -80,7 +80,7 @@ class Learner:
             events: The events, as they ran.
             sample: What their segments say.
             released_bytes: Outputs of an earlier step that were freed meanwhile.
-            calls: How often each unit was called.
+            calls: How often each layer was called.
             between: The same at each boundary between forwards.
             growth_bytes: How large the step is, or could be.
         """
@@ -152,10 +152,10 @@ class Learner:
         with self._lock:
             self.model = self.model.forgotten(context)
 
-    def restrict(self, unit: int, actions: Iterable[str]) -> None:
-        """Let a unit run under some actions only, from now on."""
+    def restrict(self, layer: int, actions: Iterable[str]) -> None:
+        """Let a layer run under some actions only, from now on."""
         with self._lock:
-            self.model = self.model.restricted(unit, actions)
+            self.model = self.model.restricted(layer, actions)
 
     def distrust_plans(self) -> None:
         """Make every plan made so far invalid, as after a step over the budget."""

@@ -69,12 +69,12 @@ def with_step(
         sample: What their segments say.
         released_bytes: Outputs of an earlier step that were freed between the
             root's exit and the first gradient; not this step's doing.
-        calls: How often each unit was called.
+        calls: How often each layer was called.
         between: The same where each forward but the last has ended.
     """
     before = model.patterns.get(facts.context)
     ran = tuple(
-        Event(e.name, e.unit, e.call, sys.intern(e.family), e.part) for e in events
+        Event(e.name, e.layer, e.call, sys.intern(e.family), e.part) for e in events
     )
     pattern = before.including(ran, calls, between) if before else None
     if pattern is None:
@@ -105,15 +105,15 @@ def with_step(
 
 
 def ran_least(model: CostModel, events: Sequence[Measured]) -> bool:
-    """Whether every event ran under the least of the actions that its unit may have.
+    """Whether every event ran under the least of the actions that its layer may have.
 
     Args:
-        model: Knows what units may do.
+        model: Knows what layers may do.
         events: Of one step.
     """
     least = model.menu.least
     return all(
-        event.action in (least, model.allowed(event.unit)[-1]) for event in events
+        event.action in (least, model.allowed(event.layer)[-1]) for event in events
     )
 
 

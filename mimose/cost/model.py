@@ -78,21 +78,21 @@ class CostModel:
     byte_flops: float = 25.0
     """FLOPs that take as long as rebuilding a byte: see `flops_of_a_byte`."""
     limits: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """Of units that may not run under every action, those under which they may."""
+    """Of layers that may not run under every action, those under which they may."""
 
     # ------------------------------------------------------------------ reading
 
-    def allowed(self, unit: int) -> tuple[str, ...]:
-        """Return the actions under which a unit may run, in the menu's order."""
-        return self.limits.get(unit, self.menu.names)
+    def allowed(self, layer: int) -> tuple[str, ...]:
+        """Return the actions under which a layer may run, in the menu's order."""
+        return self.limits.get(layer, self.menu.names)
 
-    def is_settled(self, unit: int) -> bool:
-        """Whether there is no choice about a unit: it is always kept."""
-        return len(self.allowed(unit)) == 1
+    def is_settled(self, layer: int) -> bool:
+        """Whether there is no choice about a layer: it is always kept."""
+        return len(self.allowed(layer)) == 1
 
     def copied_bytes(self, event: Event) -> float:
-        """Return a call's copies of weights; a unit that is always kept is alike."""
-        settled = self.is_settled(event.unit)
+        """Return a call's copies of weights; a layer that is always kept is alike."""
+        settled = self.is_settled(event.layer)
         return 0.0 if settled else self.copied.get(event.family, 0.0)
 
     def keeps_copies(self, action: str) -> bool:
@@ -107,9 +107,9 @@ class CostModel:
             actions: Theirs.
         """
         pairs = list(zip(events, actions, strict=True))
-        kept = {event.unit for event, action in pairs if self.keeps_copies(action)}
-        copied = {event.unit: self.copied_bytes(event) for event in events}
-        return sum(n_bytes for unit, n_bytes in copied.items() if unit not in kept)
+        kept = {event.layer for event, action in pairs if self.keeps_copies(action)}
+        copied = {event.layer: self.copied_bytes(event) for event in events}
+        return sum(n_bytes for layer, n_bytes in copied.items() if layer not in kept)
 
     def pattern(self, facts: StepInput) -> Pattern:
         """Return the pattern of a step: of the events that ran, or else may run.
@@ -192,11 +192,11 @@ class CostModel:
         patterns = {c: p for c, p in self.patterns.items() if c != context}
         return self.distrusted(patterns=patterns)
 
-    def restricted(self, unit: int, actions: Iterable[str]) -> CostModel:
-        """Return the next version, in which a unit may run under some actions only."""
-        allowed = {*actions} & {*self.allowed(unit)}
+    def restricted(self, layer: int, actions: Iterable[str]) -> CostModel:
+        """Return the next version, in which a layer may run under some actions only."""
+        allowed = {*actions} & {*self.allowed(layer)}
         kept = tuple(name for name in self.menu.names if name in allowed)
-        return self.distrusted(limits={**self.limits, unit: kept})
+        return self.distrusted(limits={**self.limits, layer: kept})
 
     def distrusted(self, **fields: Any) -> CostModel:
         """Return the next version, before which no plan is valid."""
@@ -265,7 +265,7 @@ class CostModel:
         return {
             "scale": self.scale,
             "n_steps": self.n_steps,
-            "limits": {str(unit): list(names) for unit, names in self.limits.items()},
+            "limits": {str(layer): list(names) for layer, names in self.limits.items()},
             "copied": dict(self.copied),
             "patterns": {
                 context: pattern.state_dict()

@@ -3,12 +3,12 @@
 Note: [Optional events]
 Layers may be dropped at random, and a tower may run once for each image of a batch. So
 what a context knows is the superset of all sequences measured, in their order; a step
-runs some of it. Which, is told by how often each unit was called: calls are numbered,
-and a unit called less often leaves out its last calls. Where that is not true of a
+runs some of it. Which, is told by how often each layer was called: calls are numbered,
+and a layer called less often leaves out its last calls. Where that is not true of a
 sequence, or there is no order that holds it and the others, it stands alone, and what
 was measured before is measured anew.
 
-How often a unit is called may be one of the batch's sizes (the number of images); then
+How often a layer is called may be one of the batch's sizes (the number of images); then
 a plan is made for so many calls. Else the most calls ever seen are planned for: who
 leaves some out holds less. A step in which more ran than that is followed by one that
 is measured.
@@ -30,9 +30,9 @@ from mimose.predictors import SizeMap
 from mimose.types import Sizes
 
 Calls: TypeAlias = tuple[int, ...]
-"""By unit, how often it is called; calls without a gradient included."""
+"""By layer, how often it is called; calls without a gradient included."""
 Place: TypeAlias = tuple[int, int]
-"""Of an event: its unit and call."""
+"""Of an event: its layer and call."""
 Around: TypeAlias = tuple[str, ...]
 """The families before and after an event in its forward, "" for none: the first takes
 the gradient it makes, the second made the gradient that it takes. Behind them, where
@@ -50,11 +50,11 @@ _MOST_SEQUENCES = 256
 
 
 class Event(NamedTuple):
-    """One call of a unit in a forward."""
+    """One call of a layer in a forward."""
 
     name: str
     """``name#call``."""
-    unit: int
+    layer: int
     call: int
     family: str
     part: int = 0
@@ -63,7 +63,7 @@ class Event(NamedTuple):
     @property
     def place(self) -> Place:
         """What tells it from the others of its context."""
-        return self.unit, self.call
+        return self.layer, self.call
 
 
 class Row(NamedTuple):
@@ -73,7 +73,7 @@ class Row(NamedTuple):
     own: tuple[Sizes, ...]
     """Every event's; () of one that did not run."""
     calls: Calls = ()
-    """How often each unit was called."""
+    """How often each layer was called."""
 
 
 def _column(roots: Sequence[Sizes], own: Sequence[int]) -> int | None:
@@ -107,9 +107,9 @@ class _Rules:
     """For each event, of the steps that tell of it."""
     layout: Layout
     counts: Mapping[int, int]
-    """Of units that are called as often as one of the root's sizes says: which."""
+    """Of layers that are called as often as one of the root's sizes says: which."""
     varies: bool
-    """Whether some unit is called now more and now less often, and no size says so."""
+    """Whether some layer is called now more and now less often, and no size says so."""
     n_rows: int
     """Rows that were taken in before."""
 
@@ -136,7 +136,7 @@ class Pattern:
     high: Sizes = ()
     """The largest of each root size measured."""
     calls: Calls = ()
-    """How often each unit is called at the most."""
+    """How often each layer is called at the most."""
     between: tuple[Calls, ...] = ()
     """How often it was called so far where each forward but the last has ended."""
     varies: bool = False
@@ -177,7 +177,7 @@ class Pattern:
 
         Args:
             ran: The events, as they ran.
-            calls: How often each unit was called.
+            calls: How often each layer was called.
             between: The same where each forward but the last has ended.
 
         Returns:
@@ -207,7 +207,7 @@ class Pattern:
         It is there to be read; its rows are those of all events.
 
         Args:
-            calls: How often each unit is called.
+            calls: How often each layer is called.
         """
         if calls == self.calls or not calls:
             return self
@@ -217,7 +217,7 @@ class Pattern:
             if len(events) == len(self.events):
                 found = self.told(calls=calls)
             else:
-                ran = [event.call < calls[event.unit] for event in self.events]
+                ran = [event.call < calls[event.layer] for event in self.events]
                 maps = list(itertools.compress(rules.maps, ran))
                 fixed = list(itertools.compress(rules.fixed, ran))
                 layout = _lay_out(events, maps)
@@ -265,7 +265,7 @@ class Pattern:
         """Return the pattern that knows of a step in which more ran than foretold.
 
         Args:
-            calls: How often each unit was called.
+            calls: How often each layer was called.
         """
         is_new = any(map(operator.gt, calls, self.calls))
         return self.told(varies=True, is_short=self.is_short or is_new)
@@ -280,7 +280,7 @@ class Pattern:
         Args:
             root: The root's.
             own: Every event's own; () of one that did not run.
-            calls: How often each unit was called.
+            calls: How often each layer was called.
         """
         high = tuple(map(max, root, self.high or root))
         row = Row(root, own, calls)
@@ -346,15 +346,15 @@ class Pattern:
         return _Rules(maps, fixed, layout, counts, varies, self.n_rows)
 
     def _fitted_counts(self, roots: Sequence[Sizes]) -> tuple[dict[int, int], bool]:
-        """Return which sizes tell how often units are called; and if some do not."""
+        """Return which sizes tell how often layers are called; and if some do not."""
         counts, varies = {}, False
         columns = zip(*(row.calls for row in self.rows), strict=True)
-        for unit, own in enumerate(columns):
+        for layer, own in enumerate(columns):
             if len(set(own)) > 1:
                 column = _column(roots, own)
                 varies = varies or column is None
                 if column is not None:
-                    counts[unit] = column
+                    counts[layer] = column
         return counts, varies
 
     @property
@@ -404,20 +404,20 @@ class Pattern:
         """
         return sum(event.part <= part for event in self.events)
 
-    def by_unit(
+    def by_layer(
         self, actions: Sequence[str], otherwise: str
     ) -> tuple[tuple[str, ...], ...]:
-        """Sort a plan's actions by unit and call.
+        """Sort a plan's actions by layer and call.
 
         Args:
             actions: One an event.
             otherwise: What calls do that are no events: they made no gradients, as in
                 frozen layers, and save nothing.
         """
-        by_unit = [[otherwise] * n_calls for n_calls in self.calls]
+        by_layer = [[otherwise] * n_calls for n_calls in self.calls]
         for event, action in zip(self.events, actions, strict=True):
-            by_unit[event.unit][event.call] = action
-        return tuple(tuple(calls) for calls in by_unit)
+            by_layer[event.layer][event.call] = action
+        return tuple(tuple(calls) for calls in by_layer)
 
 
 # --------------------------------------------------------------------------- sequences
@@ -441,7 +441,7 @@ def _merged(known: Sequence[Event], ran: Sequence[Event]) -> tuple[Event, ...] |
             found.append(left.pop())
             right.pop()
         elif right[-1].place not in of_known:
-            # Between two that both have, calls go by turns, and units in their order.
+            # Between two that both have, calls go by turns, and layers in their order.
             is_free = left[-1].place not in of_ran
             comes_first = is_free and _turn(left[-1]) < _turn(right[-1])
             found.append((left if comes_first else right).pop())
@@ -453,12 +453,12 @@ def _merged(known: Sequence[Event], ran: Sequence[Event]) -> tuple[Event, ...] |
 
 
 def _turn(event: Event) -> tuple[int, int]:
-    return event.call, event.unit
+    return event.call, event.layer
 
 
 def _ran_of(events: Iterable[Event], calls: Calls) -> tuple[Event, ...]:
-    """Return the events of a step whose units were called so often."""
-    return tuple(event for event in events if event.call < calls[event.unit])
+    """Return the events of a step whose layers were called so often."""
+    return tuple(event for event in events if event.call < calls[event.layer])
 
 
 # ------------------------------------------------------------------------------ layout

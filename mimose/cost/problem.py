@@ -152,7 +152,7 @@ class _Layer:
         so plans are made without.
         """
         name, first = self.event.name, self.model.menu.first
-        allowed = self.model.allowed(self.event.unit)
+        allowed = self.model.allowed(self.event.layer)
         actions = [action for action in self.known if action in allowed]
         for action in actions:
             yield f"bytes held ({action}) of {name}", self._held(action), self.sizes
@@ -288,7 +288,7 @@ def untold(model: CostModel, facts: StepInput) -> tuple[tuple[str, ...], ...]:
         return ((),) * len(pattern.events)
     found = []
     for layer in _layers(model, facts, pattern):
-        allowed = model.allowed(layer.event.unit)
+        allowed = model.allowed(layer.event.layer)
         found.append(tuple(a for a in between if a in allowed and layer.lacks(a)))
     return tuple(found[number] for number in pattern.layout.of_event)
 
@@ -312,7 +312,7 @@ def _head(model: CostModel, facts: StepInput, pattern: Pattern) -> _Head:
     sizes, head, loss = facts.sizes, head_key(facts, "head"), head_key(facts, "loss")
     net, rise = model.net(*head).predict(sizes), model.excess(*loss).predict(sizes)
     told = model.excess(*head_key(facts, "rise"))
-    late = rise + sum({e.unit: model.copied_bytes(e) for e in pattern.events}.values())
+    late = rise + sum({e.layer: model.copied_bytes(e) for e in pattern.events}.values())
     if not told.doubt(sizes):
         late = min(late, told.predict(sizes))
     return _Head(
@@ -355,7 +355,7 @@ def fill_problem(
     known = [layer.known for layer in layers]
     allowed = [
         [
-            name in known[number] and name in model.allowed(event.unit)
+            name in known[number] and name in model.allowed(event.layer)
             for name in menu.names
         ]
         for event, number in zip(pattern.events, layout.of_event, strict=True)

@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mimose.exactness.unit import Unit
+from mimose.exactness.layer import Layer
 from mimose.inputs.compiled import SCRIPTED, code_in_graph
 from mimose.tensors import bits, is_plain, tensors_in
 from mimose.torch_private import next_sequence_number
@@ -79,16 +79,16 @@ def _sums(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Comparison:
-    """One call of a unit, to be compared with its recomputation.
+    """One call of a layer, to be compared with its recomputation.
 
     Args:
-        unit: The unit. If it is in doubt, it is recomputed twice.
+        layer: The layer. If it is in doubt, it is recomputed twice.
     """
 
-    def __init__(self, unit: Unit) -> None:
-        self._unit = unit
+    def __init__(self, layer: Layer) -> None:
+        self._layer = layer
         # A run that other ranks take no part in would wait for them.
-        self._runs_twice = unit.is_doubted and not unit.waits
+        self._runs_twice = layer.is_doubted and not layer.waits
         self._seen: Fingerprint | None = None
 
     def take(self, output: Any) -> None:
@@ -108,11 +108,11 @@ class Comparison:
             trial = _trial(forward) if twice else None
             began = next_sequence_number()
             output = forward() if on_recompute is None else on_recompute(forward, given)
-            if not self._unit.is_compiled and code_in_graph(output, began)[1]:
-                self._unit.refuse(SCRIPTED)
+            if not self._layer.is_compiled and code_in_graph(output, began)[1]:
+                self._layer.refuse(SCRIPTED)
             again = None if seen is None else Fingerprint.of(output)
             if seen is None or again is None:
-                self._unit.note_compared(is_doubted=False)
+                self._layer.note_compared(is_doubted=False)
             else:
                 self._ask(seen, trial, again)
             return output
@@ -129,9 +129,9 @@ class Comparison:
 
         def tell(differ: Sequence[bool]) -> None:
             is_other = any(differ[:n_first])
-            is_decided = trial is not None or again.is_on_cpu or self._unit.waits
+            is_decided = trial is not None or again.is_on_cpu or self._layer.waits
             if is_other and not is_decided:
-                self._unit.note_compared(is_doubted=True)
+                self._layer.note_compared(is_doubted=True)
             else:
                 self._settle(
                     is_other=is_other,
@@ -139,32 +139,32 @@ class Comparison:
                     may_be_unsteady=not (again.is_on_cpu or trial is not None),
                 )
 
-        self._unit.answers.ask(flags, tell)
+        self._layer.answers.ask(flags, tell)
 
     def _settle(
         self, *, is_other: bool, is_unsteady: bool, may_be_unsteady: bool
     ) -> None:
-        unit = self._unit
-        was_doubted, unit.is_doubted = unit.is_doubted, False
-        unit.is_compared = not is_other or is_unsteady or may_be_unsteady
+        layer = self._layer
+        was_doubted, layer.is_doubted = layer.is_doubted, False
+        layer.is_compared = not is_other or is_unsteady or may_be_unsteady
         if is_unsteady:
-            unit.note_inexact(
+            layer.note_inexact(
                 "two recomputations from the same state differ, for its kernels are "
                 "not deterministic on this device (see "
                 "torch.use_deterministic_algorithms)"
             )
         elif is_other and may_be_unsteady:
-            unit.note_inexact(
+            layer.note_inexact(
                 "its recomputation differed from its forward; it was not run once more "
                 "to find out why, since other ranks take part in each run"
             )
         elif is_other:
-            unit.keep(
+            layer.keep(
                 "run again with the same input, it returned something else; until now "
                 "its gradients were those of the second run"
             )
         elif was_doubted:
-            unit.note_inexact(
+            layer.note_inexact(
                 "one recomputation differed from its forward, and a later one did not"
             )
 

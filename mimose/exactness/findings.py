@@ -1,4 +1,4 @@
-"""What was found out about units: which have to be kept, which are not exact."""
+"""What was found out about layers: which have to be kept, which are not exact."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import TYPE_CHECKING, Any
 from mimose.cost.learner import Learner
 
 if TYPE_CHECKING:
+    from mimose.exactness.layer import Layer
     from mimose.exactness.side_effects import Given
-    from mimose.exactness.unit import Unit
 
 _log = logging.getLogger(__name__)
 
 
 class Findings:
-    """Takes note of each unit that cannot be recomputed, or not to the bit.
+    """Takes note of each layer that cannot be recomputed, or not to the bit.
 
     Args:
-        names: The units' names, in their order.
+        names: The layers' names, in their order.
         learner: Learns which of them are always kept.
 
     Attributes:
-        kept: By name, why a unit cannot be recomputed.
-        inexact: By name, why a unit gives other bits when it is recomputed.
-        families: By unit, a key that those have in common that are built alike.
-        version: Another one whenever a unit's calls have told something, or are to.
+        kept: By name, why a layer cannot be recomputed.
+        inexact: By name, why a layer gives other bits when it is recomputed.
+        families: By layer, a key that those have in common that are built alike.
+        version: Another one whenever a layer's calls have told something, or are to.
         read: Of the running step's recomputed calls, what they were given.
-        impure: Units found out in the running step to be such as may not run again.
-        on_compiled: Called where a unit turns out to run compiled code.
+        impure: Layers found out in the running step to be such as may not run again.
+        on_compiled: Called where a layer turns out to run compiled code.
     """
 
     def __init__(self, names: Sequence[str], learner: Learner) -> None:
@@ -39,57 +39,57 @@ class Findings:
         self.inexact: dict[str, str] = {}
         self.families: Sequence[str] = ()
         self.version = 0
-        self.read: list[tuple[Unit, Given]] = []
-        self.impure: dict[Unit, str] = {}
+        self.read: list[tuple[Layer, Given]] = []
+        self.impure: dict[Layer, str] = {}
         self.on_compiled: Callable[[], object] = lambda: None
 
-    def keep(self, unit: Unit, why: str) -> None:
-        """Never recompute a unit again."""
-        if unit.name in self.kept:
+    def keep(self, layer: Layer, why: str) -> None:
+        """Never recompute a layer again."""
+        if layer.name in self.kept:
             return
-        self._keep_only(unit.index)
-        self.kept[unit.name] = why
+        self._keep_only(layer.index)
+        self.kept[layer.name] = why
         self.version += 1
-        _log.warning("mimose: %s is kept from now on: %s", unit.name, why)
+        _log.warning("mimose: %s is kept from now on: %s", layer.name, why)
 
-    def keep_alike(self, unit: Unit, why: str) -> None:
-        """Never recompute a unit again, nor those that are built as it is."""
-        self.keep(unit, why)
+    def keep_alike(self, layer: Layer, why: str) -> None:
+        """Never recompute a layer again, nor those that are built as it is."""
+        self.keep(layer, why)
         if not self.families:
             return
-        family = self.families[unit.index]
+        family = self.families[layer.index]
         for index, name in enumerate(self._names):
             if self.families[index] == family and name not in self.kept:
                 self._keep_only(index)
-                self.kept[name] = f"{unit.name}, which is built alike, is kept: {why}"
+                self.kept[name] = f"{layer.name}, which is built alike, is kept: {why}"
 
-    def exclude(self, unit: Unit, action: str, why: str) -> None:
-        """Never choose an action for a unit again."""
+    def exclude(self, layer: Layer, action: str, why: str) -> None:
+        """Never choose an action for a layer again."""
         model = self._learner.model
-        allowed = [name for name in model.allowed(unit.index) if name != action]
-        self._learner.restrict(unit.index, allowed)
-        _log.warning("mimose: %s is not run under %s: %s", unit.name, action, why)
+        allowed = [name for name in model.allowed(layer.index) if name != action]
+        self._learner.restrict(layer.index, allowed)
+        _log.warning("mimose: %s is not run under %s: %s", layer.name, action, why)
 
     def _keep_only(self, index: int) -> None:
         self._learner.restrict(index, [self._learner.model.menu.first])
 
     def note_change(self) -> None:
-        """Take note that a unit's calls have told something, or are to tell it."""
+        """Take note that a layer's calls have told something, or are to tell it."""
         self.version += 1
 
-    def note_inexact(self, unit: Unit, why: str) -> None:
-        """Take note of a unit that is recomputed, but not to the bit."""
+    def note_inexact(self, layer: Layer, why: str) -> None:
+        """Take note of a layer that is recomputed, but not to the bit."""
         if not self.inexact:
             _log.warning(
                 "mimose: %s is recomputed, but not exactly: %s; others may follow (see "
                 "the session's report)",
-                unit.name,
+                layer.name,
                 why,
             )
-        self.inexact.setdefault(unit.name, why)
+        self.inexact.setdefault(layer.name, why)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which units are kept, and why, ready for JSON."""
+        """Return which layers are kept, and why, ready for JSON."""
         return dict(self.kept)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -48,7 +48,7 @@ from mimose.torch_private import (
 )
 
 if TYPE_CHECKING:
-    from mimose.exactness.unit import Unit
+    from mimose.exactness.layer import Layer
 
 Key: TypeAlias = tuple[int, str]
 """Where a tensor is: its table, by identity, and its name in it."""
@@ -299,11 +299,11 @@ class ModuleGuard:
     """Makes a recomputation find what its forward did: [As a call finds it].
 
     Args:
-        unit: The layer.
+        layer: The layer.
     """
 
-    def __init__(self, unit: Unit) -> None:
-        self._unit = unit
+    def __init__(self, layer: Layer) -> None:
+        self._layer = layer
         self._last: State | None = None
         self._hooks: list[weakref.ref[Any]] = []
         """Those inside, as of the last call."""
@@ -313,13 +313,13 @@ class ModuleGuard:
     def enter(self) -> Found:
         """Return what a call finds that begins now.
 
-        Its unit is told, should it consist of others than before.
+        Its layer is told, should it consist of others than before.
         """
         state, self.has_new_hooks = self._last, False
         if state is None or not state.is_now():
-            modules = tuple(self._unit.module.modules())
+            modules = tuple(self._layer.module.modules())
             state = state_of_layer(modules)
-            self._unit.renew(modules, state.tensors.keys())
+            self._layer.renew(modules, state.tensors.keys())
             known = {id(ref()) for ref in self._hooks}
             hooks = _hooks_inside(modules)
             self.has_new_hooks = not {id(hook) for hook in hooks} <= known
@@ -330,7 +330,7 @@ class ModuleGuard:
 
     def left(self, state: State) -> Found:
         """Return what a call has found, by what is known of it as it has run."""
-        tensors = state.watched(self._unit.changing)
+        tensors = state.watched(self._layer.changing)
         return Found(state, tensors, list(map(version_of, tensors)))
 
     @contextlib.contextmanager
@@ -364,7 +364,7 @@ class ModuleGuard:
         places = found.state.tensors.items()
         name = next(name for (_, name), tensor in places if tensor is edited)
         msg = (
-            f"{name or 'a weight'!r} of {self._unit.name} was edited in place after "
+            f"{name or 'a weight'!r} of {self._layer.name} was edited in place after "
             f"its forward and before its backward (an optimizer step in between?); "
             f"recomputed with it the layer would give other gradients. Run the "
             f"backward before, or leave the layer out with attach(layers=...)"

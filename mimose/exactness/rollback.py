@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Iterable, Sequence
 from itertools import compress
 
@@ -12,6 +11,7 @@ from torch import nn
 from mimose.exactness.findings import Findings
 from mimose.exactness.guard import Key, State, held_objects
 from mimose.exactness.late_answers import LateAnswers
+from mimose.exactness.layer import Layer
 from mimose.exactness.side_effects import (
     SavedTensors,
     TensorSlot,
@@ -21,10 +21,8 @@ from mimose.exactness.side_effects import (
     saved_random_state,
     tensor_slots,
 )
-from mimose.exactness.unit import Unit
 from mimose.torch_private import buffers_of, submodules_of, version_of
 
-_READ = operator.methodcaller("read")
 _SMALL = 4096
 """Buffers of so many elements are saved each step, in case they begin to change."""
 
@@ -63,7 +61,7 @@ class Snapshot:
             is_wide: Whether to save all tensors that might change.
         """
         self._restore_random = saved_random_state(self._devices)
-        self._drawn = list(map(_READ, self._generators))
+        self._drawn = [(each, each.read()) for each in self._generators]
         if self._state is None or not self._state.is_now():
             self._state, self._versions = State(self._tables), None
         if is_wide or list(map(version_of, self._constant)) != self._versions:
@@ -71,16 +69,14 @@ class Snapshot:
             self._constant = [t for s in self._small if (t := s.now()) is not None]
             self._versions = list(map(version_of, self._constant))
         slots = [*self._changing, *self._large] if is_wide else self._changing
-        self.saved = self._constants
-        if slots:
-            self.saved = SavedTensors(slots)
-            self.saved.states += self._constants.states
+        self.saved = SavedTensors(slots)
+        self.saved.states += self._constants.states
 
     def restore(self) -> None:
         """Put everything back, tensors in place."""
         assert self._state is not None
         self._restore_random()
-        for generator, drawn in zip(self._generators, self._drawn, strict=True):
+        for generator, drawn in self._drawn:
             generator.restore(drawn)
         self._state.put()
         for slot, state in self.saved.states:
@@ -90,33 +86,33 @@ class Snapshot:
 class Rollback:
     """Saves before each forward what forwards change, and puts it back if one fails.
 
-    As long as a unit has not told what its calls change, and in each step without a
+    As long as a layer has not told what its calls change, and in each step without a
     plan, all tensors that might change are saved and compared; else only those that are
     known to, and small ones.
 
     Args:
         model: The root.
-        units: Its units.
+        layers: Its layers.
         answers: Tells what only an accelerator knows.
-        findings: Tells when something of the units is found out.
+        findings: Tells when something of the layers is found out.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        units: Sequence[Unit],
+        layers: Sequence[Layer],
         answers: LateAnswers,
         findings: Findings,
     ) -> None:
         self._findings = findings
         self._model = model
-        self._units = units
+        self._layers = layers
         self._answers = answers
         self._changing: set[TensorSlot] = set()
         """What forwards were seen to change."""
         self.is_wide = True
         self._has_compared = False
-        """Whether a forward has run to its end since a unit was last unknown."""
+        """Whether a forward has run to its end since a layer was last unknown."""
         self.renew()
 
     def renew(self) -> None:
@@ -127,9 +123,9 @@ class Rollback:
 
     def snapshot(self) -> Snapshot:
         """Return a snapshot, not yet taken, of what a forward changes."""
-        units = (slot for unit in self._units for slot in unit.may_change())
+        layers = (slot for layer in self._layers for slot in layer.may_change())
         running = running_statistics(self._model.modules())
-        return Snapshot(self._model, [*running, *units, *self._changing])
+        return Snapshot(self._model, [*running, *layers, *self._changing])
 
     def take(self, *, is_planned: bool) -> None:
         """Save what the forward to come may change.
@@ -148,7 +144,7 @@ class Rollback:
         """Take note, where all was saved, of what the forward has changed."""
         if not self.is_wide:
             return
-        self._has_compared = all([u.is_known or u.is_kept for u in self._units])
+        self._has_compared = all([u.is_known or u.is_kept for u in self._layers])
         running = running_statistics(self._model.modules())
         changed, unclear = self._snapshot.saved.compare(running)
         self._note(changed)

@@ -56,7 +56,7 @@ _FROM_TORCH = ("torch", "mimose")
 """Packages whose functions run no code of the user's that they are not given."""
 
 
-def refuse_compiled(model: nn.Module, units: Sequence[nn.Module]) -> None:
+def refuse_compiled(model: nn.Module, layers: Sequence[nn.Module]) -> None:
     """Make sure that nothing around the layers was compiled.
 
     `torch.compile` of the whole model after `attach` does no harm: a session's steps
@@ -64,12 +64,12 @@ def refuse_compiled(model: nn.Module, units: Sequence[nn.Module]) -> None:
 
     Args:
         model: The model, or what `torch.compile` made of it.
-        units: The layers that are planned for.
+        layers: The layers that are planned for.
 
     Raises:
         MimoseError: The model is compiled, or a part of it that holds layers.
     """
-    planned = {id(unit) for unit in units}
+    planned = {id(layer) for layer in layers}
     for name, module in model.named_modules():
         if not _is_compiled_itself(module):
             continue

@@ -369,7 +369,7 @@ def digest(key: Hashable) -> str:
 
 
 def module_key(module: nn.Module) -> str:
-    """Return a key that is equal for units that cost the same, called the same way.
+    """Return a key that is equal for layers that cost the same, called the same way.
 
     It holds the classes and settings of the module and everything in it, the training
     flags, and the shapes, types and `requires_grad` of its parameters. Settings that a
@@ -377,7 +377,7 @@ def module_key(module: nn.Module) -> str:
     once.
 
     Args:
-        module: The unit.
+        module: The layer.
     """
     return digest(
         (
@@ -389,15 +389,15 @@ def module_key(module: nn.Module) -> str:
     )
 
 
-def family_key(unit: str, shape: CallShape, device: torch.device) -> Hashable:
+def family_key(layer: str, shape: CallShape, device: torch.device) -> Hashable:
     """Return a key that is equal for calls that cost the same at the same sizes.
 
     Args:
-        unit: What `module_key` said of the unit.
+        layer: What `module_key` said of the layer.
         shape: What it is called with; its structure counts, and the autocast state.
         device: Where it runs.
     """
-    return unit, autocast_state(device), shape.structure
+    return layer, autocast_state(device), shape.structure
 
 
 def autocast_state(device: torch.device) -> Hashable:
@@ -474,8 +474,8 @@ class Mode(NamedTuple):
 
     key: str
     """Names it, in every process alike."""
-    unit_keys: tuple[str, ...]
-    """`module_key` of each unit, read once: forwards may change settings, such as a
+    layer_keys: tuple[str, ...]
+    """`module_key` of each layer, read once: forwards may change settings, such as a
     count of their calls."""
     probes: tuple[nn.Parameter, ...] = ()
     """Their gradients tell whether a window has begun: one parameter may never get
@@ -488,15 +488,15 @@ class Describer:
     Args:
         model: The model; inputs have to be on its device.
         device: Where that is.
-        units: The layers, whose settings change what a step costs.
+        layers: The layers, whose settings change what a step costs.
     """
 
     def __init__(
-        self, model: nn.Module, device: torch.device, units: Sequence[nn.Module] = ()
+        self, model: nn.Module, device: torch.device, layers: Sequence[nn.Module] = ()
     ) -> None:
         self._model = model
         self._positional = positional_names(model)
-        self._units = tuple(units)
+        self._layers = tuple(layers)
         self._device = device
         self.tables: dict[str, SizeTable] = {}
         """By structure, the names of sizes; the last used last."""
@@ -521,7 +521,7 @@ class Describer:
         self._switches = [m for m in modules if hasattr(m, "gradient_checkpointing")]
         """Modules that can checkpoint by themselves: to look for them at each new shape
         took 4 ms of a model of 400 modules."""
-        self._sharded_by = self._model, *self._units
+        self._sharded_by = self._model, *self._layers
         self._kinds: tuple[type, ...] = ()
         """Of these modules: `fully_shard` replaces them, and with them parameters."""
         self._groups: list[Any] = []
@@ -557,7 +557,7 @@ class Describer:
             flags += tuple([module.training for module in self._odd])
         if flags != self._flags:
             self._note_mode(flags)
-        has_gradients = bool(self._groups) and waits_for_reduction(self._groups)
+        has_gradients = waits_for_reduction(self._groups)
         for probe in self.mode.probes:
             if probe.grad is not None:
                 has_gradients = True
@@ -630,10 +630,10 @@ class Describer:
         self._flags = flags
         mode = self._modes.pop(flags, None)
         if mode is None:
-            unit_keys = tuple(map(module_key, self._units))
+            layer_keys = tuple(map(module_key, self._layers))
             trainable = [p for p in self._parameters if p.requires_grad]
             probes = tuple(trainable[:: max(1, len(trainable) // 4)][:5])
-            mode = Mode(digest((flags, unit_keys)), unit_keys, probes)
+            mode = Mode(digest((flags, layer_keys)), layer_keys, probes)
         self.mode = mode
         _use(self._modes, flags, mode)
 

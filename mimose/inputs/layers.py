@@ -15,24 +15,24 @@ from mimose.inputs.compiled import wrappers
 from mimose.torch_private import CHECKPOINT_WRAPPED, submodules_of
 
 Predicate: TypeAlias = Callable[..., bool]
-UnitsSpec: TypeAlias = (
+LayersSpec: TypeAlias = (
     str | type[nn.Module] | Predicate | Iterable[str | type[nn.Module]] | None
 )
 Named: TypeAlias = tuple[str, nn.Module]
 
 
-def find_units(model: nn.Module, units: UnitsSpec = None) -> tuple[Named, ...]:
+def find_layers(model: nn.Module, layers: LayersSpec = None) -> tuple[Named, ...]:
     """Return the qualified names and modules to plan for, in module order.
 
     Without a choice, the first of these that finds anything: Hugging Face's
     checkpointable layers; modules repeated in a ``ModuleList`` or ``Sequential`` (two
     siblings of one class with the same parameter shapes, then all their class); the
     classes named in ``_no_split_modules``; the elements of any ``ModuleList``. What
-    `torch.compile` wraps is found by what is inside, and its wrapper is the unit.
+    `torch.compile` wraps is found by what is inside, and its wrapper is the layer.
 
     Args:
         model: The model.
-        units: None to discover, or a module class, a qualified name (of a module, or
+        layers: None to discover, or a module class, a qualified name (of a module, or
             of a ``ModuleList`` for its elements), several of these, or a predicate
             that takes ``(module)`` or ``(name, module)``.
 
@@ -46,24 +46,24 @@ def find_units(model: nn.Module, units: UnitsSpec = None) -> tuple[Named, ...]:
             "nothing can be planned. Train it without torch.jit, or script parts of it"
         )
         raise MimoseError(msg)
-    if units is None:
+    if layers is None:
         found = _discover(model)
-    elif callable(units) and not isinstance(units, (type, nn.Module)):
-        found = _by_predicate(model, units)
+    elif callable(layers) and not isinstance(layers, (type, nn.Module)):
+        found = _by_predicate(model, layers)
     else:
-        chosen: list[object] = [units]
-        if isinstance(units, Iterable) and not isinstance(
-            units, (str, type, nn.Module)
+        chosen: list[object] = [layers]
+        if isinstance(layers, Iterable) and not isinstance(
+            layers, (str, type, nn.Module)
         ):
-            chosen = list(units)
+            chosen = list(layers)
         found = [named for item in chosen for named in _by_item(model, item)]
     compiled = wrappers(model)
     found = [compiled.get(id(named[1]), named) for named in found]
     found = _outermost(model, found)
     if not found:
         msg = (
-            f"no units found in {type(model).__name__}"
-            + ("" if units is None else f" for units={units!r}")
+            f"no layers found in {type(model).__name__}"
+            + ("" if layers is None else f" for layers={layers!r}")
             + ": pass attach(layers=...) the class of the repeated layers, their "
             "qualified names, or a predicate over modules"
         )
@@ -219,7 +219,7 @@ def _why_not(model: nn.Module, modules: Mapping[str, nn.Module], item: object) -
 
 
 def _outermost(model: nn.Module, found: list[Named]) -> list[Named]:
-    """Drop repeats, the model itself and units inside other units."""
+    """Drop repeats, the model itself and layers inside other layers."""
     chosen = {id(module): (name, module) for name, module in found}
     chosen.pop(id(model), None)
     inside = {

@@ -221,8 +221,8 @@ def waits_for_reduction(groups: Iterable[Any]) -> bool:
     return any(waits_unreduced(one) for group in groups for one in group.fsdp_params)
 
 
-def communicates(unit: nn.Module) -> str:
-    """Return why a unit's forward waits for other ranks; "" where it does not.
+def communicates(layer: nn.Module) -> str:
+    """Return why a layer's forward waits for other ranks; "" where it does not.
 
     Found are FSDP groups inside of it, batch norm over all ranks (in evaluation, too,
     where it sends nothing, for modes change), parameters of tensor parallelism, and
@@ -230,10 +230,10 @@ def communicates(unit: nn.Module) -> str:
     (experts on other ranks, attention over a ring) is not.
 
     Args:
-        unit: The module whose ``forward`` would run again.
+        layer: The module whose ``forward`` would run again.
     """
-    for name, module in unit.named_modules():
-        why = _why(module, is_unit=module is unit)
+    for name, module in layer.named_modules():
+        why = _why(module, is_layer=module is layer)
         if why:
             return f"{name or 'it'} {why}"
     return ""
@@ -284,14 +284,14 @@ def _parallel_part(parameter: Any, *, is_managed: bool) -> str:
     return ", ".join(found)
 
 
-def _why(module: nn.Module, *, is_unit: bool) -> str:
+def _why(module: nn.Module, *, is_layer: bool) -> str:
     if isinstance(module, nn.SyncBatchNorm):
         return _of_batch_norm(module)
     if isinstance(module, nn.parallel.DistributedDataParallel):
         return "is a DistributedDataParallel"
     if is_made_by(module, _FSDP, "FullyShardedDataParallel"):
         return "is a FullyShardedDataParallel"
-    groups = fsdp_groups(module) if is_sharded(module) and not is_unit else ()
+    groups = fsdp_groups(module) if is_sharded(module) and not is_layer else ()
     if any(reshards_after_forward(g) and shards_over(g) > 1 for g in groups):
         return "is a sharded group of its own (fully_shard), gathered in each call"
     if any(parallel_parts(module).values()):

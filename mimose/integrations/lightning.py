@@ -39,7 +39,7 @@ from torch import nn
 from mimose.budget import Budget
 from mimose.exceptions import MimoseError
 from mimose.inputs.compiled import WHY_NOT_WHOLE
-from mimose.inputs.layers import find_units
+from mimose.inputs.layers import find_layers
 from mimose.inputs.patch import Patch
 from mimose.integrations.base import SessionCallback
 from mimose.runtime.retry import Attempts, TrainersStep
@@ -149,14 +149,14 @@ class MimoseCallback(SessionCallback, _Base):
         self._has_warned, self._metrics = False, None
         top = pl_module if self._name is None else _module_named(pl_module, self._name)
         layers = self._options["layers"]
-        units = [module for _, module in find_units(top, layers)]
+        found = [module for _, module in find_layers(top, layers)]
         if layers is not None and self._name is None:  # names are others in the root
-            chosen = set(map(id, units))
+            chosen = set(map(id, found))
 
             def layers(module: nn.Module) -> bool:
                 return id(module) in chosen
 
-        trained = [unit for unit in units if any(_trained(unit))] or units
+        trained = [layer for layer in found if any(_trained(layer))] or found
         roots = [top] if self._name is not None else _holders(top, trained)
         self._scouts = [
             Patch(each, partial(self._scout, each, layers)) for each in roots
@@ -285,9 +285,9 @@ def _trained(module: nn.Module) -> list[bool]:
     return [parameter.requires_grad for parameter in module.parameters()]
 
 
-def _holders(top: nn.Module, units: Collection[nn.Module]) -> list[nn.Module]:
-    """Return the modules with a forward that units are in, outermost first."""
-    wanted = set(map(id, units))
+def _holders(top: nn.Module, layers: Collection[nn.Module]) -> list[nn.Module]:
+    """Return the modules with a forward that layers are in, outermost first."""
+    wanted = set(map(id, layers))
     return [
         module
         for module in top.modules()

@@ -83,7 +83,7 @@ def report(summary: Summary, records: Sequence[StepRecord], width: int) -> str:
         records: Its records.
         width: Columns of the terminal.
     """
-    kept, inexact = summary.kept_units, summary.inexact_units
+    kept, inexact = summary.kept_units, summary.inexact_layers
     parts = [
         _overview(summary, width),
         _shapes(records, width),
@@ -98,8 +98,8 @@ def _hidden(n: int, most: int, what: str) -> list[str]:
     return [f"({n - most} other {what} not shown)"] if n > most else []
 
 
-def _reasoned(units: Mapping[str, str]) -> list[str]:
-    return [f"{name}: {why}" for name, why in units.items()]
+def _reasoned(layers: Mapping[str, str]) -> list[str]:
+    return [f"{name}: {why}" for name, why in layers.items()]
 
 
 def _listed(title: str, items: Sequence[str], width: int) -> list[str]:
@@ -143,7 +143,8 @@ def _overview(summary: Summary, width: int) -> list[str]:
         *_rarer(summary),
     ]
     title = (
-        f"mimose: {summary.steps} steps, {summary.units} units, {summary.shapes} shapes"
+        f"mimose: {summary.steps} steps, {summary.layers} layers, "
+        f"{summary.shapes} shapes"
     )
     return [*wrapped(title, width), *named(rows, width)]
 

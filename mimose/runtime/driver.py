@@ -133,7 +133,7 @@ class Driver:
             InfeasibleBudgetError: No plan keeps the budget at this shape.
             MimoseError: The inputs cannot be planned for.
         """
-        given = Given((*args, *kwargs.values()))
+        given = Given.of_root(args, kwargs)
         ranks = self._engine.ranks
         with nullcontext() if ranks is None else ranks.telling():
             step = self._begin(args, kwargs)
@@ -142,8 +142,7 @@ class Driver:
             error = None  # its traceback pins the tensors of the failed forward
             rewind(self._engine, step)
             choose_losses(self.losses, kwargs, 0)
-            if self._footprint.has_wall:
-                self._raise_wall(step)
+            self._raise_wall(step)
             step.start(self._meter)
             output, error = self._attempt(step, forward, args, kwargs)
         if error is not None:
@@ -238,8 +237,7 @@ class Driver:
         if is_again:
             step.run_again(_AGAIN)
         engine.rollback.take(is_planned=not step.is_measured)
-        if self._footprint.has_wall:
-            self._raise_wall(step)
+        self._raise_wall(step)
         step.plan_seconds = time.perf_counter() - began
         step.start(self._meter)
         if not step.part:
@@ -260,7 +258,7 @@ class Driver:
         Raises:
             InfeasibleBudgetError: More is held already; the budget stays as it was.
         """
-        is_due = self._engine.next_budget is not None and not self._is_renewed
+        is_due = self._engine.has_next_budget and not self._is_renewed
         if is_due and not self.is_within_window():
             self._engine.renew_budget()
             self._is_renewed = True
@@ -272,12 +270,20 @@ class Driver:
         start, peaks = self._footprint.begin(slack)
         if self._steps.open:
             self._steps.note_peak(peaks.level_bytes)
-        memory = self._footprint.memory(start, self._engine.host_budget_bytes)
-        window = Window(memory, self._steps.retained)
+        window = Window(self._memory(start), self._steps.retained)
         if self._steps.releases and window.carried_bytes:
             released = float(window.carried_bytes)
             window.memory = window.memory._replace(released_bytes=released)
         return window
+
+    def _memory(self, start: int) -> Memory:
+        return Memory(
+            self._footprint.level_budget(start),
+            float(start),
+            0.0,
+            self._engine.host_budget_bytes,
+            self._footprint.reserved_ratio,
+        )
 
     def _decide(self, facts: StepInput, table: SizeTable, window: Window) -> Decision:
         if not self.plans:
@@ -320,7 +326,7 @@ class Driver:
             window.memory,
             part=len(window.steps),
             is_measured=self.plans and is_measured,
-            units=self._engine.units,
+            layers=self._engine.layers,
             menu=self._learner.model.menu,
             policy=self._policy if self.plans else None,
         )
@@ -346,7 +352,7 @@ class Driver:
         self._footprint.forward_ended()
         if self._engine.ahead.batch:
             self._engine.ahead.ran(step.facts)
-        calls = tuple(map(_CALLS, self._calls.units))
+        calls = tuple(map(_CALLS, self._calls.layers))
         ran: Decision | None = step.decision
         chosen = step.decision.chosen
         if chosen is not None and (chosen.between or calls != chosen.calls):
@@ -390,8 +396,7 @@ class Driver:
 
     def memory_now(self) -> Memory:
         """Return what is held now, as if a step began."""
-        start = self._meter.live_bytes()
-        return self._footprint.memory(start, self._engine.host_budget_bytes)
+        return self._memory(self._meter.live_bytes())
 
     def memory_to_come(self, *, has_gradients: bool) -> Memory:
         """Return what is held as the next step begins, as far as that is known.
@@ -405,6 +410,4 @@ class Driver:
         start = self._meter.live_bytes() - there
         if not self._engine.optimizers.have_stepped:
             start = max(start, self.start_bytes)
-        if has_gradients:
-            start += to_be
-        return self._footprint.memory(start, self._engine.host_budget_bytes)
+        return self._memory(start + to_be if has_gradients else start)

@@ -25,14 +25,14 @@ from mimose.cost.series import kinds_of
 from mimose.distributed import Ranks, find_ranks, later_waits
 from mimose.exactness.findings import Findings
 from mimose.exactness.late_answers import LateAnswers
+from mimose.exactness.layer import Layer, note_shared_weights
 from mimose.exactness.rollback import Rollback
 from mimose.exactness.side_effects import settle_flags
-from mimose.exactness.unit import Unit, note_shared_weights
 from mimose.exceptions import AlreadyAttachedError
 from mimose.inputs.compiled import one_graph, refuse_compiled
 from mimose.inputs.describe import Describer, SizeTable
 from mimose.inputs.kv_cache import caching_modules, tell_of_cache, without_cache
-from mimose.inputs.layers import UnitsSpec, find_units, refuse_other_checkpointing
+from mimose.inputs.layers import LayersSpec, find_layers, refuse_other_checkpointing
 from mimose.inputs.patch import Patch
 from mimose.inputs.placement import only_device
 from mimose.inputs.sharding import communicates
@@ -63,7 +63,7 @@ _OF_THE_MODEL = (
     "driver",
     "later_waits",
     "rollback",
-    "units",
+    "layers",
 )
 """The parts that hold the model, or layers of it."""
 
@@ -75,7 +75,7 @@ class Options:
     budget: Budget | Callable[[], Budget]
     planner: Planner
     actions: Sequence[Action] = field(default_factory=lambda: choose("auto"))
-    units: UnitsSpec = None
+    layers: LayersSpec = None
     predictor: Estimator | None = None
     cache_size: int = 1024
     warns: bool = False
@@ -103,7 +103,7 @@ def make_engine(model: nn.Module, options: Options) -> Engine:
         OSError: The file for the records cannot be opened.
     """
     refuse_other_checkpointing(model)
-    found = find_units(model, options.units)
+    found = find_layers(model, options.layers)
     modules = [module for _, module in found]
     refuse_compiled(model, modules)
     ranks = find_ranks(options.agree, [name for name, _ in found], modules)
@@ -164,9 +164,8 @@ class Engine:
             self.later_waits = later_waits(model, names, modules, known)
         self.meter = meter = make_meter(options.meter, self.device)
         budget_bytes = self.read_budget(options.budget)
-        self.next_budget: int | Callable[[], Budget] | None
-        self.next_budget = options.budget if callable(options.budget) else None
-        """Of the window that begins; a function is asked at each."""
+        self._asks = options.budget if callable(options.budget) else None
+        self._next_budget: int | None = None
         self.host_memory = None if options.host is None else options.host.memory
         self.host_budget_bytes = math.inf
         if self.host_memory is not None:
@@ -196,24 +195,27 @@ class Engine:
         )
         self.answers = LateAnswers()
         self.findings = Findings(names, self.learner)
-        self.units = [
-            Unit(i, name, module, self.findings, self.answers)
+        self.layers = [
+            Layer(i, name, module, self.findings, self.answers)
             for i, (name, module) in enumerate(found)
         ]
-        note_shared_weights(self.units)
+        note_shared_weights(self.layers)
         if ranks is not None:
-            ranks.restrict(self.units, self.learner)
+            ranks.restrict(self.layers, self.learner)
         self.describer = Describer(model, self.device, modules)
-        self.rollback = Rollback(model, self.units, self.answers, self.findings)
+        self.rollback = Rollback(model, self.layers, self.answers, self.findings)
         self.records = Records(options.record_to)
         self.footprint = make_footprint(
             meter, budget_bytes, has_wall=options.wall and self.plans
         )
-        self.seconds = seconds = StepSeconds(self.device, self.learner)
-        # All optimizers' hooks refer to these, so none of them holds the model.
-        self.optimizers = OptimizerWatch(
-            model, self.footprint, seconds.optimizer_begins, seconds.optimizer_ended
-        )
+        footprint, seconds = self.footprint, StepSeconds(self.device, self.learner)
+        self.seconds = seconds
+
+        def begins() -> None:  # all optimizers' hooks refer to it: to no model, so
+            footprint.drop_wall()
+            seconds.optimizer_begins()
+
+        self.optimizers = OptimizerWatch(model, begins, seconds.optimizer_ended)
         self.checks = BudgetChecks(model, self)
         self.calls = LayerCalls(model, self)
         self.steps = Steps(self)
@@ -222,6 +224,11 @@ class Engine:
         self.driver = Driver(model, self)
 
     # ------------------------------------------------------------------ the budget
+
+    @property
+    def has_next_budget(self) -> bool:
+        """Whether there may be another budget for the window that begins."""
+        return self._asks is not None or self._next_budget is not None
 
     def set_budget(self, budget: Budget | Callable[[], Budget]) -> None:
         """Take another budget: now between steps, else as the next window begins.
@@ -234,13 +241,13 @@ class Engine:
             InfeasibleBudgetError: More is held already; all stays as it was then.
         """
         if callable(budget):
-            self.next_budget = budget
+            self._asks, self._next_budget = budget, None
             return
         n_bytes = self.read_budget(budget)
         is_later = self.driver.is_within_window()
         if not is_later:
             self._move(n_bytes)
-        self.next_budget = n_bytes if is_later else None
+        self._asks, self._next_budget = None, n_bytes if is_later else None
 
     def renew_budget(self) -> None:
         """Take the budget that was set meanwhile, or ask for it: a window begins.
@@ -249,13 +256,11 @@ class Engine:
             BudgetError: What was answered cannot be read.
             InfeasibleBudgetError: More is held already; the budget stays as it was.
         """
-        told = self.next_budget
-        if isinstance(told, int):
-            self.next_budget = None
-        elif told is not None:
-            told = self.read_budget(told)
-        if told is not None:
-            self._move(told)
+        n_bytes, self._next_budget = self._next_budget, None
+        if self._asks is not None:
+            n_bytes = self.read_budget(self._asks)
+        if n_bytes is not None:
+            self._move(n_bytes)
 
     def _move(self, n_bytes: int) -> None:
         if n_bytes != self.footprint.budget_bytes:
@@ -294,15 +299,15 @@ class Engine:
         self._undo.callback(self.footprint.drop_wall)
         self.optimizers.start()
         self._undo.callback(self.optimizers.remove)
-        if any(unit.is_compiled for unit in self.units):
+        if any(layer.is_compiled for layer in self.layers):
             self._undo.enter_context(one_graph())
         self.findings.on_compiled = lambda: self._undo.enter_context(one_graph())
         self._finalizer = weakref.finalize(model, self._undo.close)
         caching = caching_modules(model)
         if caching:
             tell_of_cache(caching)
-        for unit in self.units:
-            self._patches.append(self.calls.take_over(unit))
+        for layer in self.layers:
+            self._patches.append(self.calls.take_over(layer))
         self._patches.append(Patch(model, self.driver.enter))
         self._patches.extend(map(without_cache, caching))
         if self.plans:
@@ -320,10 +325,10 @@ class Engine:
             (
                 f"the actions {', '.join(self.learner.model.menu.names)}",
                 f"the planner {planner!r}",
-                *(f"a layer {unit.name!r}" for unit in self.units),
+                *(f"a layer {layer.name!r}" for layer in self.layers),
             )
         )
-        reasons = ((unit.name, communicates(unit.module)) for unit in self.units)
+        reasons = ((layer.name, communicates(layer.module)) for layer in self.layers)
         found = (f"in {name}, {why}" for name, why in reasons if why)
         why = next(found, "attach(agree=...) was given their group")
         n_ranks = self.ranks.use().n_ranks
@@ -408,7 +413,7 @@ class Engine:
         """
         self.learner.load_state_dict(state["cost_model"])
         if self.ranks is not None:
-            self.ranks.restrict(self.units, self.learner)
+            self.ranks.restrict(self.layers, self.learner)
         self.policy.load_state_dict(state["policy"])
         self.describer.load_state_dict(state["sizes"])
         self.driver.start_bytes = int(state.get("start_bytes", 0))

@@ -10,8 +10,8 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrize
 
-from mimose.actions.base import Probe, UnitCall
-from mimose.exactness.unit import Unit, note_shared_weights
+from mimose.actions.base import Invocation, Probe
+from mimose.exactness.layer import Layer, note_shared_weights
 from mimose.exceptions import NotRecomputableError
 from mimose.inputs.describe import (
     Mode,
@@ -67,10 +67,10 @@ class LayerCalls:
 
     def __init__(self, root: nn.Module, engine: Engine) -> None:
         actions = engine.options.actions
-        self.units = engine.units
+        self.layers = engine.layers
         self.step: Step | None = None
         self.lacks_gradients = False
-        self.untraced = hidden(_LayerPatch.__call__)
+        self._untraced = hidden(LayerCalls._enter)
         self._findings = engine.findings
         self._device = engine.device
         self._root = root
@@ -90,21 +90,21 @@ class LayerCalls:
     def set_mode(self, mode: Mode) -> None:
         """Say what is trained now; in a new mode layers may change other things."""
         self.mode = mode
-        self._findings.families = mode.unit_keys
+        self._findings.families = mode.layer_keys
         if mode.key not in self._known_modes:
             self._known_modes.add(mode.key)
             self.forget_changes()
 
     def renew(self) -> None:
         """Note anew what the layers consist of: the model's modules are others."""
-        for unit in self.units:
-            unit.guard.enter()
-        note_shared_weights(self.units)
+        for layer in self.layers:
+            layer.guard.enter()
+        note_shared_weights(self.layers)
 
     def forget_changes(self) -> None:
         """Find out anew what the layers change."""
-        for unit in self.units:
-            unit.forget()
+        for layer in self.layers:
+            layer.forget()
 
     # ------------------------------------------------------------------ a forward
 
@@ -114,20 +114,20 @@ class LayerCalls:
         self._findings.read, self._findings.impure = [], {}
         self.lacks_gradients = False
         chosen = step.decision.chosen
-        plan = None if chosen is None else chosen.by_unit
+        plan = None if chosen is None else chosen.by_layer
         key = plan, self._findings.version
         if self._trace is None and plan is self._plan[0] and key[1] == self._plan[1]:
-            for unit in self.units:
-                unit.calls = 0
+            for layer in self.layers:
+                layer.calls = 0
         else:
-            by_unit = [()] * len(self.units) if plan is None else plan
-            for unit, actions in zip(self.units, by_unit, strict=True):
-                unit.plan(actions, self._first)
+            by_layer = [()] * len(self.layers) if plan is None else plan
+            for layer, actions in zip(self.layers, by_layer, strict=True):
+                layer.plan(actions, self._first)
                 if self._trace is not None:
-                    unit.n_straight = 0
+                    layer.n_straight = 0
             self._plan = key if self._trace is None else (None, -1)
-        for unit, calls in zip(self.units, step.calls_before, strict=False):
-            unit.calls = calls
+        for layer, calls in zip(self.layers, step.calls_before, strict=False):
+            layer.calls = calls
 
     def end(self) -> None:
         """Pass through from now on."""
@@ -148,56 +148,70 @@ class LayerCalls:
             NotRecomputableError: Some of them were to be recomputed in this step.
         """
         read, impure = self._findings.read, self._findings.impure
-        edited = [unit for unit, given in read if given.are_edited()]
-        for unit in edited:
-            unit.keep(_EDITED)
+        edited = [layer for layer, given in read if given.are_edited()]
+        for layer in edited:
+            layer.keep(_EDITED)
         found = {**dict.fromkeys(edited, _EDITED), **impure}
         if found:
-            names = {unit.index: unit.name for unit in found}
+            names = {layer.index: layer.name for layer in found}
             raise NotRecomputableError(names, next(iter(found.values())))
 
     # ------------------------------------------------------------------ one call
 
-    def take_over(self, unit: Unit) -> Patch:
+    def take_over(self, layer: Layer) -> Patch:
         """Replace a layer's forward, so that it runs as the running step says."""
-        patch = _LayerPatch(unit, self)
-        unit.take_over(patch.original)
+        patch = Patch(layer.module, partial(self._enter, layer))
+        layer.take_over(patch.original)
         return patch
 
-    def run(
+    def _enter(
         self,
-        unit: Unit,
+        layer: Layer,
         original: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
+        """Run a layer as the step says, if there is one; most often it is kept."""
+        if is_traced():  # by somebody who compiles it after attach
+            return self._untraced(self, layer, original, args, kwargs)
+        if self.step is None:
+            return original(*args, **kwargs)
+        at = layer.calls
+        layer.calls = at + 1
+        if at < layer.n_straight and torch.is_grad_enabled():
+            return original(*args, **kwargs)
+        return self.run(layer, at, args, kwargs)
+
+    def run(
+        self, layer: Layer, at: int, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
         """Run one call that is not simply kept.
 
         Args:
-            unit: The layer.
-            original: Its own forward.
+            layer: The layer.
+            at: Which of its calls in the window it is.
             args: What it is called with.
             kwargs: What it is called with by name.
         """
-        step, trace, at = self.step, self._trace, unit.calls - 1
+        step, trace = self.step, self._trace
         assert step is not None
-        planned = unit.actions[at] if at < len(unit.actions) else None
+        planned = layer.actions[at] if at < len(layer.actions) else None
         if not torch.is_grad_enabled():
             self.lacks_gradients = self.lacks_gradients or planned is not None
-            return original(*args, **kwargs)
+            return layer.forward(*args, **kwargs)
         if trace is not None:
-            return self._measure(step, trace, unit, at, planned, args, kwargs)
+            return self._measure(step, trace, layer, at, planned, args, kwargs)
         name = planned or step.next_action()
-        call = UnitCall(unit, args, kwargs, is_whole=step.decision.is_whole)
+        call = Invocation(layer, args, kwargs, is_whole=step.decision.is_whole)
         if name != self._first:
-            name = self._chosen(name, unit)
+            name = self._chosen(name, layer)
             if name == self._first:
                 return call.forward()
         if planned is None and name in self._recomputing:
             call = call._replace(on_recompute=self._count(step, call))
         return self._act(name, call, None)
 
-    def _act(self, name: str, call: UnitCall, probe: Probe | None) -> Any:
+    def _act(self, name: str, call: Invocation, probe: Probe | None) -> Any:
         """Run a call under an action.
 
         Raises:
@@ -208,30 +222,30 @@ class LayerCalls:
         except RuntimeError as error:
             if name == self._first or not is_from_forbidden_hooks(error):
                 raise
-            unit = call.unit
-            unit.keep_alike(_FORBIDS)
-            raise NotRecomputableError({unit.index: unit.name}, _FORBIDS) from error
+            layer = call.layer
+            layer.keep_alike(_FORBIDS)
+            raise NotRecomputableError({layer.index: layer.name}, _FORBIDS) from error
 
-    def _chosen(self, name: str, unit: Unit) -> str:
+    def _chosen(self, name: str, layer: Layer) -> str:
         """Return the action of a call, now that it is made, where it is.
 
         What refuses a layer is not chosen for it again; the least stands in for it.
         """
-        if unit.is_kept:
+        if layer.is_kept:
             return self._first
-        why = _surroundings(unit)
+        why = _surroundings(layer)
         if why:
-            unit.keep(why)
+            layer.keep(why)
             return self._first
-        if name not in unit.excluded:
-            why = self._actions[name].refuses(unit)
+        if name not in layer.excluded:
+            why = self._actions[name].refuses(layer)
             if not why:
                 return name
             if name == self._least:
-                unit.keep(why)
+                layer.keep(why)
                 return self._first
-            unit.exclude(name, why)
-        return self._chosen(self._least, unit)
+            layer.exclude(name, why)
+        return self._chosen(self._least, layer)
 
     # ------------------------------------------------------------------ measuring
 
@@ -239,24 +253,24 @@ class LayerCalls:
         self,
         step: Step,
         trace: Trace,
-        unit: Unit,
+        layer: Layer,
         at: int,
         planned: str | None,
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        call = UnitCall(unit, args, kwargs)
+        call = Invocation(layer, args, kwargs)
         inputs = [tensor for _, tensor in argument_tensors(args, kwargs)]
-        if top_transform() is not None or not _has_gradients(unit.module, inputs):
+        if top_transform() is not None or not _has_gradients(layer.module, inputs):
             return call.forward()
         name = planned or self._least
         is_free = planned == self._first
         if name != self._first:
-            name = self._chosen(name, unit)
+            name = self._chosen(name, layer)
         shape = call_shape(args, kwargs)
         measured = Measured(
-            name=f"{unit.name}#{at}",
-            unit=unit.index,
+            name=f"{layer.name}#{at}",
+            layer=layer.index,
             call=at,
             sizes=shape.sizes,
             action=name,
@@ -266,23 +280,23 @@ class LayerCalls:
         # Where it is kept by choice, other steps have told what it holds.
         probe = None
         if not is_free:
-            probe = Probe(trace, index, self._gauge(unit, args, kwargs), inputs)
+            probe = Probe(trace, index, self._gauge(layer, args, kwargs), inputs)
         output = self._act(name, call, probe)
         ranks = trace.leave(index, inputs, output)
-        alike = family_key(self.mode.unit_keys[unit.index], shape, self._device)
+        alike = family_key(self.mode.layer_keys[layer.index], shape, self._device)
         measured.belong_to(digest((alike, ranks)))
         return output
 
     def _gauge(
-        self, unit: Unit, args: tuple[Any, ...], kwargs: dict[str, Any]
+        self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Gauge:
         """Return what counts a call, by what is known of its layer when it runs."""
-        flops = estimated_flops(unit.module, args, kwargs)
+        flops = estimated_flops(layer.module, args, kwargs)
 
         def run(
             forward: Callable[[], Any], given: Sequence[torch.Tensor]
         ) -> tuple[Any, Reading]:
-            if not unit.is_compiled:
+            if not layer.is_compiled:
                 return by_operators(forward, given)
             return by_saved(forward, given, self._root, flops)
 
@@ -290,21 +304,21 @@ class LayerCalls:
 
     # ------------------------------------------------------------------ FLOPs
 
-    def _count(self, step: Step, call: UnitCall) -> OnRecompute | None:
+    def _count(self, step: Step, call: Invocation) -> OnRecompute | None:
         """Count the FLOPs of a recomputation under a baseline, of each size once.
 
         The early stop leaves out what comes after the last tensor that is needed, so
         these are not the forward's FLOPs. A first call does not stop early, so what
         that takes is not remembered.
         """
-        unit = call.unit
-        key = unit.index, self.mode.key, call_shape(call.args, call.kwargs).sizes
-        estimated = estimated_flops(unit.module, call.args, call.kwargs)
-        known = estimated if unit.is_compiled else self._flops.get(key)
+        layer = call.layer
+        key = layer.index, self.mode.key, call_shape(call.args, call.kwargs).sizes
+        estimated = estimated_flops(layer.module, call.args, call.kwargs)
+        known = estimated if layer.is_compiled else self._flops.get(key)
         if known is not None:
             step.flops += known
             return None
-        is_compared = unit.is_compared
+        is_compared = layer.is_compared
 
         def learn(flops: int) -> None:
             step.flops += flops
@@ -312,7 +326,7 @@ class LayerCalls:
                 self._flops[key] = flops
 
         def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
-            if unit.is_compiled:  # as the call itself has shown
+            if layer.is_compiled:  # as the call itself has shown
                 step.flops += estimated
                 return forward()
             tracker = StorageTracker()
@@ -326,31 +340,6 @@ class LayerCalls:
             return output
 
         return run
-
-
-class _LayerPatch(Patch):
-    """A layer's forward, run as the running step says, if there is one.
-
-    Args:
-        unit: The layer.
-        calls: Runs those of its calls that are not simply kept.
-    """
-
-    def __init__(self, unit: Unit, calls: LayerCalls) -> None:
-        super().__init__(unit.module, partial(calls.run, unit))
-        self._unit, self._calls = unit, calls
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one call: most often the layer is kept, and only its own forward runs."""
-        unit, calls = self._unit, self._calls
-        if is_traced():  # by somebody who compiles it after attach
-            return calls.untraced(self, *args, **kwargs)
-        if calls.step is None or self.is_removed:
-            return self.original(*args, **kwargs)
-        unit.calls += 1
-        if unit.calls <= unit.n_straight and torch.is_grad_enabled():
-            return self.original(*args, **kwargs)
-        return self._run(self.original, args, kwargs)
 
 
 def estimated_flops(
@@ -371,7 +360,7 @@ def estimated_flops(
     return 2 * weights * max(rows, default=0)
 
 
-def _surroundings(unit: Unit) -> str:
+def _surroundings(layer: Layer) -> str:
     """Return where a call is made that cannot run again in its backward; "" if it can.
 
     What is around it has ended by then, or does not bear hooks of saved tensors.
@@ -383,7 +372,7 @@ def _surroundings(unit: Unit) -> str:
     if is_dual_level_open():
         return "it is called inside a level of forward-mode differentiation"
     if are_parametrizations_cached() and any(
-        map(parametrize.is_parametrized, unit.module.modules())
+        map(parametrize.is_parametrized, layer.module.modules())
     ):
         return "it is called inside parametrize.cached()"
     return ""

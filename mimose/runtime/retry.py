@@ -63,15 +63,15 @@ def may_run_again(
     if runs_out:
         engine.footprint.ran_out(asked_bytes(error))
     elif isinstance(error, NotRecomputableError):
-        for index in error.units:
-            engine.units[index].keep(error.why)
+        for index in error.layers:
+            engine.layers[index].keep(error.why)
     elif isinstance(error, LateChangeError):
         if not engine.rollback.covers(error.buffers):
             engine.calls.forget_changes()  # others are likely to follow
             return False
     else:
         return False
-    why = why_forward_waits(engine.driver.model, engine.units)
+    why = why_forward_waits(engine.driver.model, engine.layers)
     if _others_wait(engine, error, f"the forward of step {step.number}", why):
         return False
     if runs_out and step.retries:
@@ -179,7 +179,7 @@ class Attempts:
         """
         if not self._is_ours(error):
             return False
-        why = why_step_waits(self._engine.driver.model, self._engine.units)
+        why = why_step_waits(self._engine.driver.model, self._engine.layers)
         if _others_wait(self._engine, error, "the step", why):
             return False
         n_kept, runs_out = len(self._engine.findings.kept), is_out_of_memory(error)

@@ -66,7 +66,12 @@ def _gradients(model, x, options=None, *, n_steps=1):
 
 def _always(toys, action, **more):
     menu = ("keep", action, "recompute")
-    return {"actions": menu, "planner": toys.Always(action), "units": _Residual, **more}
+    return {
+        "actions": menu,
+        "planner": toys.Always(action),
+        "layers": _Residual,
+        **more,
+    }
 
 
 def _error(exact, other):
@@ -160,7 +165,7 @@ def test_views_of_other_kinds_and_weights_of_others_stay(toys, layer):
     model = nn.Sequential(nn.Linear(64, 64), layer(), layer())
     x = torch.randn(64, 64)
     exact, _, _ = _gradients(copy.deepcopy(model), x)
-    options = {**_always(toys, "quantize"), "units": layer}
+    options = {**_always(toys, "quantize"), "layers": layer}
     found, _, summary = _gradients(model, x, options, n_steps=3)
     assert _error(exact, found) < 0.02
     assert not summary.kept_units

@@ -74,7 +74,7 @@ class Model(nn.Module):
 
 def _attach(model, **others):
     options = {"actions": "selective", "planner": everywhere("selective"), **others}
-    return mimose.attach(model, "1TiB", **{"units": ["layer"], **options})
+    return mimose.attach(model, "1TiB", **{"layers": ["layer"], **options})
 
 
 def _x(n_rows=128):
@@ -137,7 +137,7 @@ def test_many_small_calls_leave_large_ones_alone(freed):
     options = {
         "actions": "selective",
         "planner": everywhere("selective"),
-        "units": ["0", "1"],
+        "layers": ["0", "1"],
     }
     with mimose.attach(model, "1TiB", **options):
         for n in (*[2] * 70, 4096, 4096):

@@ -121,7 +121,7 @@ def test_any_mixture_is_foretold_where_layers_save_their_outputs(toys, meter):
     torch.manual_seed(0)
     model = torch.nn.Sequential(*(Halving(512 // 2**i) for i in range(5)))
     rows = random.Random(0)
-    how = {"meter": meter, "planner": AnyPlan(toys), "units": Halving, "refine": False}
+    how = {"meter": meter, "planner": AnyPlan(toys), "layers": Halving, "refine": False}
     with mimose.attach(model, "1TiB", actions="selective", **how) as session:
         for _ in range(100):
             model(torch.randn(16 * rows.randint(1, 5), 512)).square().mean().backward()

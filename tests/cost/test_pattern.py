@@ -8,7 +8,7 @@ from mimose.predictors import SizeMap
 
 
 def _events(text):
-    """Turn ``"a0 b0 a1"`` into events of the units a and b."""
+    """Turn ``"a0 b0 a1"`` into events of the layers a and b."""
     return tuple(
         Event(f"{word[0]}#{word[1:]}", ord(word[0]) - ord("a"), int(word[1:]), "f")
         for word in text.split()
@@ -16,7 +16,7 @@ def _events(text):
 
 
 def _calls(events):
-    return tuple(sum(e.unit == unit for e in events) for unit in range(4))
+    return tuple(sum(e.layer == layer for e in events) for layer in range(4))
 
 
 @pytest.mark.parametrize(
@@ -37,7 +37,7 @@ def test_one_sequence_holds_both(known, ran, expected):
 
 
 def _called(counts):
-    """Return the pattern of one unit that was called so often, by a root size."""
+    """Return the pattern of one layer that was called so often, by a root size."""
     most = max(n for _, n in counts)
     pattern = Pattern(_events(" ".join(f"a{i}" for i in range(most))), calls=(most,))
     for size, n in counts:

@@ -1,4 +1,4 @@
-"""What a sharded model is: communicating units, optimizers, states, and refusals."""
+"""What a sharded model is: communicating layers, optimizers, states, and refusals."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(300)  # all of a launch is its first test's
 _FUNCTIONS = (
-    "why_units_communicate",
+    "why_layers_communicate",
     "load_the_first_ranks_state",
     "load_another_shardings_state",
     "refuse_old_wrapper",
@@ -24,7 +24,7 @@ def told(launch: Callable[..., Any]) -> Any:
 
 
 def test_units_that_communicate(told: Any) -> None:
-    """Each is named with what communicates in it; a unit's own group does not.
+    """Each is named with what communicates in it; a layer's own group does not.
 
     Nor does what goes over one rank.
     """
@@ -41,7 +41,7 @@ def test_units_that_communicate(told: Any) -> None:
         "wrapper": "0 is a DistributedDataParallel",
         "old wrapper": "it is a FullyShardedDataParallel",
     }
-    assert told["why_units_communicate"] == [expected, expected]
+    assert told["why_layers_communicate"] == [expected, expected]
 
 
 def test_the_first_ranks_state_serves_all(told: Any) -> None:

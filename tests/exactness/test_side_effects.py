@@ -423,7 +423,7 @@ def test_a_failed_first_forward_hides_nothing(toys, meter, planner):
         return toys.train(model, [toys.inputs(n) for n in (8, 24, 16)])
 
     expected = train(bare)
-    options = {"meter": meter, "planner": planner, "units": _is_block}
+    options = {"meter": meter, "planner": planner, "layers": _is_block}
     with mimose.attach(planned, "1TiB", **options) as session:
         actual = train(planned)
     assert [] == toys.differences(expected, actual)

@@ -227,13 +227,13 @@ def test_a_run_that_goes_on_from_a_checkpoint(tmp_path, meter, restores):
     whole.train()
     first = _trainer(
         tmp_path / "run",
-        [MimoseCallback("1TiB", meter=meter, units=_is_layer)],
+        [MimoseCallback("1TiB", meter=meter, layers=_is_layer)],
         **options,
     )
     first.train()
     trainer = _trainer(
         tmp_path / "run",
-        [MimoseCallback("1TiB", meter=meter, units=_is_layer)],
+        [MimoseCallback("1TiB", meter=meter, layers=_is_layer)],
         restore_callback_states_from_checkpoint=restores,
         **options,
     )

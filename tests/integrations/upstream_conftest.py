@@ -7,9 +7,9 @@ under is named by the environment variable `MIMOSE_UPSTREAM`:
 - ``class``: the callback is a default one, and new for each trainer. The tests' models
   compute `input_x * a + b` with parameters of their own and have no module inside, so
   there is nothing to plan for.
-- ``units``: the same, and the regression models compute that line in a module without
-  parameters, which is then a unit: names, `state_dict` and results stay as they are.
-- ``instance``: as ``units``, with one callback for all trainers of the process.
+- ``layers``: the same, and the regression models compute that line in a module without
+  parameters, which is then a layer: names, `state_dict` and results stay as they are.
+- ``instance``: as ``layers``, with one callback for all trainers of the process.
 
 Where a test compares the states of two trainings, what was measured in them is left
 out: a fresh measurement is never equal to the last bit. At the end it says how many
@@ -68,7 +68,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Leave measurements out of comparisons; give the regression models a unit."""
+    """Leave measurements out of comparisons; give the regression models a layer."""
     if _MODE == "plain":
         return
     modules = {getattr(item, "module", None) for item in items}

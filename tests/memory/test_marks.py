@@ -113,7 +113,7 @@ def test_the_recomputation_holds_what_keeping_does(toys, monkeypatch, name):
 
 
 def _bare_measurements(model, batch, toys):
-    """Run the units under a tracker of their own, as they run without a session."""
+    """Run the layers under a tracker of their own, as they run without a session."""
     measured = []
 
     def tracked(forward):
@@ -131,8 +131,8 @@ def _bare_measurements(model, batch, toys):
 
         return run
 
-    for _, unit in mimose.inputs.layers.find_units(model):
-        unit.forward = tracked(unit.forward)
+    for _, layer in mimose.inputs.layers.find_layers(model):
+        layer.forward = tracked(layer.forward)
     toys.train(model, [batch])
     return measured
 
@@ -140,7 +140,7 @@ def _bare_measurements(model, batch, toys):
 def _event(index, action=RECOMPUTE, held=60.0, output=10.0):
     return Measured(
         name=f"layer.{index}#0",
-        unit=index,
+        layer=index,
         call=0,
         family=0,
         sizes=(2,),

@@ -38,7 +38,7 @@ def _report(records, width):
     numbers = dict.fromkeys(Summary.__dataclass_fields__, 1) | {
         "phases": {"collect": 9, "plan": 98_000},
         "kept_units": {"encoder.layer.3": "it returned something else when run again"},
-        "inexact_units": {"bert.encoder.layer.4": "its kernels are not deterministic"},
+        "inexact_layers": {"bert.encoder.layer.4": "its kernels are not deterministic"},
         "largest_to_come": {"labels.1": 900},
         "row_seconds": {"labels.0": 0.2},
         "budget_range": (1, 1),

@@ -55,7 +55,7 @@ def test_nothing_is_run_again_without_a_difference(toys, sim):
     session = _attached(toys, (1.0 for _ in numbers), n_steps=3)
     assert 3 * 2 == next(numbers)
     assert {} == session.summary().kept_units
-    assert {} == session.summary().inexact_units
+    assert {} == session.summary().inexact_layers
 
 
 @pytest.mark.sim
@@ -65,7 +65,7 @@ def test_a_layer_that_reads_what_changes_is_kept(toys, sim, caplog):
     with caplog.at_level(logging.WARNING):
         session = _attached(toys, numbers, n_steps=3)
     assert "it returned something else" in session.summary().kept_units["blocks.0"]
-    assert {} == session.summary().inexact_units
+    assert {} == session.summary().inexact_layers
     assert "Layers that are always kept\n  blocks.0" in session.report()
     assert "blocks.0 is kept from now on" in caplog.text
 
@@ -77,7 +77,7 @@ def test_a_layer_of_unsteady_kernels_is_told_of(toys, sim, caplog):
     with caplog.at_level(logging.WARNING):
         session = _attached(toys, numbers, n_steps=5)
     assert {} == session.summary().kept_units
-    assert "not deterministic" in session.summary().inexact_units["blocks.0"]
+    assert "not deterministic" in session.summary().inexact_layers["blocks.0"]
     assert "Layers not exact when recomputed\n  blocks.0" in session.report()
     assert 1 == caplog.text.count("recomputed, but not exactly")
     assert 1.0 + (5 * 2 + 1) * 2.0**-20 == next(numbers)  # one more, once

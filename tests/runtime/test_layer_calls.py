@@ -1,11 +1,11 @@
-"""Where the calls of units stand in a step, and where they stand outside of one."""
+"""Where the calls of layers stand in a step, and where they stand outside of one."""
 
 import torch
 
 import mimose
 
 
-def test_each_call_of_a_unit_is_an_event(toys, meter):
+def test_each_call_of_a_layer_is_an_event(toys, meter):
     """ALBERT's one layer makes as many events as it has calls, kept or not by each."""
     model = toys.zoo_model("albert")
     planner = toys.FixedActions(1, 0, 1)
@@ -15,8 +15,8 @@ def test_each_call_of_a_unit_is_an_event(toys, meter):
     assert ("recompute", "keep", "recompute") == session.records[-1].actions
 
 
-def test_a_unit_called_outside_the_root_runs_plainly(toys):
-    """Between steps a unit's own forward runs, and nothing is counted."""
+def test_a_layer_called_outside_the_root_runs_plainly(toys):
+    """Between steps a layer's own forward runs, and nothing is counted."""
     model = toys.chain(3)
     x = toys.inputs().requires_grad_()
     with mimose.attach(model, "1TiB", planner="full") as session:

@@ -25,7 +25,7 @@ from mimose.actions.registry import choose, menu_of
 from mimose.bench.child import RunFailedError
 from mimose.bench.grid.traces import Sizes
 from mimose.bench.grid.workloads import size_of
-from mimose.inputs.layers import find_units
+from mimose.inputs.layers import find_layers
 from mimose.inputs.patch import Patch
 from mimose.memory.meters import Meter
 from mimose.planners import Greedy, Optimal, Pattern, Plan, Planner, PlanningProblem
@@ -313,7 +313,7 @@ class PaperMimose(Applied):
     def __init__(self, setup: Setup) -> None:
         self._meter = setup.meter
         self.budget_bytes = setup.budget_bytes()
-        found = find_units(setup.model)
+        found = find_layers(setup.model)
         self._names = tuple(name for name, _ in found)
         self._blocks = [_Block(m, setup.meter, setup.device) for _, m in found]
         self._whole: list[tuple[int, float]] = []

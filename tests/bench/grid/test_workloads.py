@@ -14,7 +14,7 @@ from mimose.bench.grid.workloads import (
     WORKLOADS,
     from_function,
 )
-from mimose.inputs.layers import find_units
+from mimose.inputs.layers import find_layers
 
 SMALL = {"length": 9, "source": 8, "target": 7}
 
@@ -36,8 +36,8 @@ def test_each_can_be_trained(name):
     sizes = {each: SMALL[each] for each in workload.sizes}
     model(**workload.batch(sizes, "tiny", torch.Generator())).loss.backward()
     assert all(p.grad is not None for p in model.parameters() if p.requires_grad)
-    n_units = len(find_units(model))
-    assert n_units >= (4 if name == "tc-docstrings" else 6)
+    n_layers = len(find_layers(model))
+    assert n_layers >= (4 if name == "tc-docstrings" else 6)
     found = workload.trace(np.random.default_rng(0), 30)
     assert {tuple(sizes) for sizes in found} == {workload.sizes}
     assert len({tuple(sizes.values()) for sizes in found}) > 2

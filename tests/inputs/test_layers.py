@@ -1,4 +1,4 @@
-"""Finding units, and taking over a forward without leaving a trace."""
+"""Finding layers, and taking over a forward without leaving a trace."""
 
 import copy
 import pickle
@@ -11,7 +11,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 from mimose import CheckpointingConflictError, NoUnitsError
-from mimose.inputs.layers import find_units, refuse_other_checkpointing
+from mimose.inputs.layers import find_layers, refuse_other_checkpointing
 from mimose.inputs.patch import Patch
 
 EXPECTED = {
@@ -38,7 +38,7 @@ def _names(found):
 @pytest.mark.parametrize("name", EXPECTED)
 def test_units_of_the_zoo(toys, name):
     """Layers and blocks of the six architectures are found, in module order."""
-    assert EXPECTED[name] == _names(find_units(toys.zoo_model(name)))
+    assert EXPECTED[name] == _names(find_layers(toys.zoo_model(name)))
 
 
 class _Two(nn.Module):
@@ -57,7 +57,7 @@ class _OtherLayer(_MyLayer):
     pass
 
 
-def test_a_stage_of_checkpointable_layers_is_no_unit():
+def test_a_stage_of_checkpointable_layers_is_no_layer():
     """Swin's stages are `GradientCheckpointingLayer`s, and so are their layers."""
 
     class GradientCheckpointingLayer(nn.Module):
@@ -71,7 +71,7 @@ def test_a_stage_of_checkpointable_layers_is_no_unit():
             self.layers = nn.ModuleList(GradientCheckpointingLayer() for _ in range(2))
 
     model = nn.ModuleDict({"a": Stage(), "b": Stage()})
-    names = [name for name, _ in find_units(model, None)]
+    names = [name for name, _ in find_layers(model, None)]
     assert ["a.layers.0", "a.layers.1", "b.layers.0", "b.layers.1"] == names
 
 
@@ -79,40 +79,40 @@ def test_no_split_modules_are_found():
     """Without repeated blocks, the classes a model names itself are taken."""
     model = _Two(lambda: nn.ModuleDict({"a": _MyLayer(), "b": _OtherLayer()}))
     model._no_split_modules = ["_OtherLayer"]
-    assert ["net.b"] == _names(find_units(model))
+    assert ["net.b"] == _names(find_layers(model))
 
 
 def test_units_by_name(toys):
     """A name is one module; that of a `ModuleList` is its elements."""
     model = toys.chain(3)
-    assert ["blocks.1"] == _names(find_units(model, "blocks.1"))
-    assert ["blocks.0", "blocks.1", "blocks.2"] == _names(find_units(model, "blocks"))
+    assert ["blocks.1"] == _names(find_layers(model, "blocks.1"))
+    assert ["blocks.0", "blocks.1", "blocks.2"] == _names(find_layers(model, "blocks"))
 
 
 def test_units_by_predicate(toys):
     """A predicate takes the module, or the name and the module."""
     model = toys.chain(3)
-    by_module = find_units(model, lambda module: isinstance(module, toys.Block))
-    by_name = find_units(model, lambda name, module: name.endswith("s.1"))
+    by_module = find_layers(model, lambda module: isinstance(module, toys.Block))
+    by_name = find_layers(model, lambda name, module: name.endswith("s.1"))
     assert ["blocks.0", "blocks.1", "blocks.2"] == _names(by_module)
     assert ["blocks.1"] == _names(by_name)
 
 
-def test_a_unit_inside_a_unit_is_dropped(toys):
-    """Units do not nest: the outer one is taken."""
+def test_a_layer_inside_a_layer_is_dropped(toys):
+    """Layers do not nest: the outer one is taken."""
     model = toys.chain(2)
-    found = find_units(model, [toys.Block, "blocks.0.up"])
+    found = find_layers(model, [toys.Block, "blocks.0.up"])
     assert ["blocks.0", "blocks.1"] == _names(found)
 
 
 def test_nothing_found_says_what_to_pass():
     """A model without repeated layers is refused with a hint."""
-    with pytest.raises(NoUnitsError, match=r"no units found in Linear.*layers="):
-        find_units(nn.Linear(2, 2))
+    with pytest.raises(NoUnitsError, match=r"no layers found in Linear.*layers="):
+        find_layers(nn.Linear(2, 2))
 
 
 @pytest.mark.parametrize(
-    ("units", "complaint"),
+    ("layers", "complaint"),
     [
         ("bert.encoder.layr", r"did you mean bert\.encoder\.layer"),
         ("bert.encoder.layer.9", r"bert\.encoder\.layer has 3 elements"),
@@ -122,21 +122,21 @@ def test_nothing_found_says_what_to_pass():
         ([3], "3 is none"),
     ],
 )
-def test_a_choice_that_finds_nothing_says_what_could_be_meant(toys, units, complaint):
+def test_a_choice_that_finds_nothing_says_what_could_be_meant(toys, layers, complaint):
     """Near names are suggested."""
     with pytest.raises(NoUnitsError, match=complaint):
-        find_units(toys.zoo_model("bert"), units)
+        find_layers(toys.zoo_model("bert"), layers)
 
 
 def test_modules_themselves_are_refused_by_name(toys):
     """Whoever passes a module, or several, is told the name to pass."""
     model = toys.chain(2)
     with pytest.raises(NoUnitsError, match=r"pass its name, 'blocks', or its class"):
-        find_units(model, model.blocks)
+        find_layers(model, model.blocks)
     with pytest.raises(NoUnitsError, match=r"pass its name, 'blocks\.1', or its class"):
-        find_units(model, [model.blocks[1]])
+        find_layers(model, [model.blocks[1]])
     with pytest.raises(NoUnitsError, match="pass the name of one in the model"):
-        find_units(model, nn.Linear(2, 2))
+        find_layers(model, nn.Linear(2, 2))
 
 
 def test_checkpoint_wrapper_is_refused(toys):

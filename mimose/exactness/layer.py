@@ -28,18 +28,18 @@ _MOST_NEW_HOOKS = 3
 _FILLS_LATER = "RreluWithNoiseBackward"
 
 
-def note_shared_weights(units: Sequence[Unit]) -> None:
-    """Tell units that have a weight in common."""
+def note_shared_weights(layers: Sequence[Layer]) -> None:
+    """Tell layers that have a weight in common."""
     owners: dict[int, set[int]] = {}
-    for unit in units:
-        for weight in unit.module.parameters():
-            owners.setdefault(id(weight), set()).add(unit.index)
+    for layer in layers:
+        for weight in layer.module.parameters():
+            owners.setdefault(id(weight), set()).add(layer.index)
     shared = set().union(*(who for who in owners.values() if len(who) > 1))
-    for unit in units:
-        unit.shares_weights = unit.index in shared
+    for layer in layers:
+        layer.shares_weights = layer.index in shared
 
 
-class Unit:
+class Layer:
     """A module planned for, and where its calls stand in the running step.
 
     Note: [Where a recomputation may end]
@@ -50,7 +50,7 @@ class Unit:
     through the layer.
 
     Args:
-        index: Its place among the units.
+        index: Its place among the layers.
         name: Its qualified name.
         module: The module.
         findings: Takes note of what is found of it.
@@ -96,7 +96,7 @@ class Unit:
         self.waits = False
         """Whether its forward waits for other ranks: its actions are agreed."""
         self.shares_weights = False
-        """Whether another unit has one of its weights."""
+        """Whether another layer has one of its weights."""
         self._layout: object = None
         self._note_modules()
         self.guard = ModuleGuard(self)
