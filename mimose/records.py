@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import math
@@ -323,8 +324,23 @@ class Records(deque[StepRecord]):
                 fields["events"] = ()
             if not amends:
                 self._events = record.events
-            self._file.write(json.dumps(fields) + "\n")
-            self._file.flush()
+            self._write(self._file, json.dumps(fields) + "\n")
+
+    def _write(self, file: IO[str], line: str) -> None:
+        """Write a line; where that fails, as on a full disk, write no more of them."""
+        try:
+            file.write(line)
+            file.flush()
+        except OSError as error:
+            self._file = None
+            with contextlib.suppress(OSError):  # it writes what is left, or tries to
+                file.close()
+            _log.warning(
+                "mimose: a step's record could not be written to %s (%s): no more are "
+                "written; training goes on",
+                self._path,
+                error,
+            )
 
     def totals(self) -> Totals:
         """Add up all steps there were."""
@@ -337,8 +353,8 @@ class Records(deque[StepRecord]):
         """Close the file; one that is new and empty does not stay behind."""
         if self._file is None or self._path is None:
             return
-        self._file.close()
-        self._file = None
+        file, self._file = self._file, None
+        file.close()
         if self._is_new and self._path.exists() and not self._path.stat().st_size:
             self._path.unlink()
 

@@ -17,6 +17,7 @@ import atexit
 import enum
 import logging
 import os
+import sys
 import threading
 import time
 import traceback
@@ -40,6 +41,16 @@ _END_SECONDS = 0.02
 """Longest wait for the thread to end, ..."""
 _EXIT_SECONDS = 5.0
 """... and as the interpreter exits."""
+_MOST_REST = 1.0
+"""Longest rest, in seconds: a clock may jump."""
+HUNG_SECONDS = 60.0
+"""A lesson of which no item ends for so long is not waited for any more."""
+
+_FAILED = (
+    "mimose: the thread beside training has failed and is not started again. Training "
+    "goes on; fits are made in the steps from now on, plans are not refined and not "
+    "made ahead. %s"
+)
 
 _URGENCY = itemgetter(0)
 
@@ -120,13 +131,25 @@ class Worker:
                 self._changed.notify_all()
                 try:
                     while self._is_learning:
-                        self._changed.wait()
+                        began = self._began
+                        has_changed = self._changed.wait(HUNG_SECONDS)
+                        if not has_changed and self._began == began:
+                            self._give_up()
                 finally:
                     self._is_hurried = False
                 taken = self._take(Lane.LEARN)
             if taken is None:
                 return
             self._do(*taken)
+
+    def _give_up(self) -> None:
+        """Wait for the thread no more: it hangs in the midst of a lesson."""
+        self._learner, self._has_failed = None, True
+        frames = sys._current_frames()
+        thread = self._thread
+        frame = None if thread is None else frames.get(thread.ident or 0)
+        where = "" if frame is None else "".join(traceback.format_stack(frame))
+        _log.warning(_FAILED, f"It has done nothing for {HUNG_SECONDS:g} s:\n{where}")
 
     @property
     def _is_learning(self) -> bool:
@@ -160,24 +183,22 @@ class Worker:
 
     def _do(self, lane: Lane, job: Job) -> None:
         """Do a job, with rests in the thread; what it fails with is told."""
+        is_beside = threading.current_thread() is self._thread
         self._began = time.perf_counter()
         try:
             for _ in job() or ():
                 self._rest()
-                if self._is_closed:
+                if self._is_closed or (is_beside and self._has_failed):
                     return
         except Exception as error:
             self._has_failed = True
-            _log.warning(
-                "mimose: the thread beside training has failed and is not started "
-                "again. Training goes on; fits are made in the steps from now on, "
-                "plans are not refined and not made ahead. It failed with:\n%s",
-                "".join(traceback.format_exception(error)),
-            )
+            said = "".join(traceback.format_exception(error))
+            _log.warning(_FAILED, f"It failed with:\n{said}")
         finally:
             if lane is Lane.LEARN:
                 with self._lock:
-                    self._learner = None
+                    if self._learner is threading.current_thread():
+                        self._learner = None
                     self._changed.notify_all()
 
     def _rest(self) -> None:
@@ -186,7 +207,8 @@ class Worker:
             return
         with self._lock:
             if not (self._is_hurried or self._is_closed):
-                self._changed.wait(_REST * (time.perf_counter() - self._began))
+                rest = _REST * (time.perf_counter() - self._began)
+                self._changed.wait(min(rest, _MOST_REST))
         self._began = time.perf_counter()
 
     def close(self, most_seconds: float = _END_SECONDS) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import asdict
+from resource import RLIMIT_FSIZE, getrlimit, setrlimit
 
 import pytest
 
@@ -78,6 +79,24 @@ def test_records_are_read_back(tmp_path):
     assert written == read_records(path)
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [list(events), [], []] == [line["events"] for line in lines]
+
+
+def test_a_full_disk_ends_the_file_and_not_the_training(tmp_path, caplog):
+    """It is said once; what was written is read."""
+    path, (_, most) = tmp_path / "records.jsonl", getrlimit(RLIMIT_FSIZE)
+    records = Records(path)
+    records.close(_record(0))
+    setrlimit(RLIMIT_FSIZE, (path.stat().st_size + 40, most))
+    try:
+        for step in range(1, 4):
+            records.close(_record(step))
+        records.close_file()
+    finally:
+        setrlimit(RLIMIT_FSIZE, (most, most))
+    (said,) = caplog.messages
+    assert "could not be written" in said
+    assert 4 == records.totals().steps
+    assert [0] == [record.step for record in read_records(path)]
 
 
 def test_a_line_that_was_cut_short_is_left_out(tmp_path):

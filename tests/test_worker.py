@@ -114,6 +114,30 @@ def test_a_failure_is_told_once_and_lessons_go_on_inline(worker, caplog):
     assert here == [threading.current_thread()]
 
 
+def test_a_lesson_that_hangs_is_given_up(worker, caplog, monkeypatch):
+    """It is said where; those behind it are learned inline, and it ends if it wakes."""
+    monkeypatch.setattr("mimose.worker.HUNG_SECONDS", 0.05)
+    began, wakes, done = threading.Event(), threading.Event(), []
+
+    def hang():
+        began.set()
+        wakes.wait()
+        yield
+        done.append("the hung one")
+
+    worker.submit(Lane.LEARN, 1, hang)
+    assert began.wait(10)
+    worker.submit(Lane.LEARN, 2, lambda: done.append("the next"))
+    worker.catch_up()
+    worker.catch_up()
+    (said,) = caplog.messages
+    assert "in hang" in said
+    wakes.set()
+    for thread in _threads():
+        thread.join()
+    assert ["the next"] == done
+
+
 def test_a_solver_is_not_waited_for(worker):
     """What cannot be interrupted goes on alone, and ends the thread when it ends."""
     began, answers = threading.Event(), threading.Event()

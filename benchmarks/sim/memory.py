@@ -21,6 +21,7 @@ from benchmarks.sim.indices import Device, index_of
 __all__ = [
     "MemoryEvent",
     "empty_cache",
+    "fail_allocation",
     "get_per_process_memory_fraction",
     "max_memory_allocated",
     "max_memory_reserved",
@@ -36,6 +37,7 @@ __all__ = [
     "set_garbage_collection_threshold",
     "set_limit",
     "set_max_split_size",
+    "set_others",
     "set_per_process_memory_fraction",
     "set_total_memory",
 ]
@@ -64,6 +66,17 @@ def set_total_memory(n_bytes: int, device: Device = None) -> None:
     """Set what a device has in all: 80 GiB at first."""
     _check_size("total memory", n_bytes)
     torch.ops.sim.set_total(index_of(device), n_bytes)
+
+
+def set_others(n_bytes: int, device: Device = None) -> None:
+    """Set what other processes hold of a device: none at first."""
+    _check_size("memory of other processes", n_bytes)
+    torch.ops.sim.set_others(index_of(device), n_bytes)
+
+
+def fail_allocation(nth: int, device: Device = None) -> None:
+    """Have the nth allocation from now on fail, once, whatever is free; 0 for none."""
+    torch.ops.sim.fail_allocation(index_of(device), nth)
 
 
 def set_limit(n_bytes: int | None, device: Device = None) -> None:

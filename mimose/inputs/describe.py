@@ -582,9 +582,9 @@ class Describer:
         """Read the parameters anew, if the model was sharded since the last time."""
         kinds = tuple(map(type, self._sharded_by))
         if kinds != self._kinds:
-            self._kinds = kinds
             self._groups = [group for _, group in groups_in(self._model)]
             self._parameters = tuple(own_parameters(self._model))
+            self._kinds = kinds
 
     def gradient_bytes(self) -> tuple[int, int]:
         """Return the bytes of gradients that are there, and of all there will be."""
@@ -627,7 +627,6 @@ class Describer:
 
     def _note_mode(self, flags: tuple[bool, ...]) -> None:
         """Take note that layers were frozen, unfrozen or put into another mode."""
-        self._flags = flags
         mode = self._modes.pop(flags, None)
         if mode is None:
             layer_keys = tuple(map(module_key, self._layers))
@@ -636,6 +635,7 @@ class Describer:
             mode = Mode(digest((flags, layer_keys)), layer_keys, probes)
         self.mode = mode
         _use(self._modes, flags, mode)
+        self._flags = flags  # last: an interrupt may come before each line
 
     def _check_device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Refuse inputs none of which is with the model; lengths may be elsewhere."""

@@ -89,11 +89,11 @@ class LayerCalls:
 
     def set_mode(self, mode: Mode) -> None:
         """Say what is trained now; in a new mode layers may change other things."""
-        self.mode = mode
         self._findings.families = mode.layer_keys
         if mode.key not in self._known_modes:
-            self._known_modes.add(mode.key)
             self.forget_changes()
+            self._known_modes.add(mode.key)
+        self.mode = mode  # last: an interrupt may come before each line
 
     def renew(self) -> None:
         """Note anew what the layers consist of: the model's modules are others."""

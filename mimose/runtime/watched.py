@@ -153,11 +153,17 @@ class _Watched(Generic[_Batch]):
                     failure = error
             if not taken:
                 break
-            self._ahead.hand(taken[0], taken[-1] if len(taken) > 1 else None)
+            self._hand(taken[0], taken[-1] if len(taken) > 1 else None)
             yield taken.popleft()
         if not isinstance(failure, StopIteration):
             assert failure is not None
             raise failure
+
+    def _hand(self, batch: object, then: object) -> None:
+        try:
+            self._ahead.hand(batch, then)
+        except Exception as error:  # its step plans, or fails with it
+            _log.warning("mimose: a plan could not be made ahead: %r", error)
 
 
 class ShapesToCome:

@@ -22,6 +22,7 @@ void* CachingAllocator::allocate(size_t n_bytes) {
   size_t size = block_size(n_bytes);
   Pool& pool = size <= kSmallSize ? small_ : large_;
   Request request{n_bytes, size, segment_size(size), pool};
+  if (fails_in_ && --fails_in_ == 0) out_of_memory(request);
   Block* block = find_free(request);
   if (!block) block = new_block(request);
   if (!block) out_of_memory(request);

@@ -9,6 +9,7 @@
 
 #include <c10/core/CachingDeviceAllocator.h>
 
+#include <algorithm>
 #include <cstdint>
 #include <limits>
 #include <mutex>
@@ -104,9 +105,12 @@ class CachingAllocator {
   void reset_accumulated_stats();
 
   size_t total();
+  size_t free();
   size_t reserved();
   std::optional<size_t> limit();
   void set_total(size_t n_bytes);
+  void set_others(size_t n_bytes);  // held by other processes
+  void fail_allocation(size_t nth);  // 1: the next one; 0: none
   void set_limit(std::optional<size_t> n_bytes);
 
   // Throws where memory is held: blocks of the two kinds of segments never mix.
@@ -155,6 +159,7 @@ class CachingAllocator {
   void release_expandable(Block* block);
 
   // Numbers: stats.cpp.
+  size_t room() const { return total_ - std::min(total_, others_ + reserved_); }
   [[noreturn]] void out_of_memory(const Request& request);
   void note(const char* kind, const void* address, size_t n_bytes);
   template <class F>
@@ -169,6 +174,8 @@ class CachingAllocator {
   Settings settings_;
   size_t reserved_ = 0;
   size_t total_ = kDefaultTotalBytes;
+  size_t others_ = 0;
+  size_t fails_in_ = 0;  // allocations; 0: none does
   std::optional<size_t> limit_;
   bool records_history_ = false;
   std::vector<HistoryEntry> history_;

@@ -88,6 +88,8 @@ void reset() {
     auto& memory = memory_of(device);
     memory.empty_cache();
     memory.set_total(kDefaultTotalBytes);
+    memory.set_others(0);
+    memory.fail_allocation(0);
     memory.set_limit(std::nullopt);
     memory.record_history(false);
     memory.reset_peak_stats();
@@ -131,6 +133,12 @@ TORCH_LIBRARY(sim, m) {
         [](int64_t device) { return default_generator(int(device)); });
   m.def("set_total(int device, int n_bytes) -> ()",
         [](int64_t device, int64_t n_bytes) { memory_of(device).set_total(n_bytes); });
+  m.def("set_others(int device, int n_bytes) -> ()", [](int64_t device, int64_t n_bytes) {
+    memory_of(device).set_others(n_bytes);
+  });
+  m.def("fail_allocation(int device, int nth) -> ()", [](int64_t device, int64_t nth) {
+    memory_of(device).fail_allocation(nth);
+  });
   m.def("set_limit(int device, int? n_bytes) -> ()", set_limit);
   m.def("get_limit(int device) -> int?", get_limit);
   m.def("set_expandable_segments(bool enabled) -> ()", set_expandable_segments);

@@ -47,7 +47,7 @@ Block* CachingAllocator::new_expandable(Pool& pool) {
 // CUDA: map_block. Maps granules from the beginning of an unmapped block.
 bool CachingAllocator::map(Block* block, size_t n_bytes) {
   const size_t size = rounded_up(n_bytes, block->segment->granule);
-  if (reserved_ + size > total_) return false;
+  if (size > room()) return false;
   Pool& pool = *block->pool;
   char* address = block->address;
   pool.unmapped.erase(block);

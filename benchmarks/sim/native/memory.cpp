@@ -50,8 +50,7 @@ class DeviceMemory final : public c10::DeviceAllocator {
   }
   std::pair<size_t, size_t> getMemoryInfo(c10::DeviceIndex device) override {
     auto& memory = memory_of(device);
-    size_t total = memory.total();
-    return {total - std::min(total, memory.reserved()), total};
+    return {memory.free(), memory.total()};
   }
 };
 

@@ -14,7 +14,7 @@ Block* CachingAllocator::ask_device(const Request& request) {
 
 Block* CachingAllocator::new_segment(const Request& request) {
   const size_t size = request.segment_size;
-  if (reserved_ + size > total_) return nullptr;
+  if (size > room()) return nullptr;
   char* address = AddressSpace::instance().take(device_, size);
   reserved_ += size;
   add(stats_.segment, request.pool, 1);

@@ -31,7 +31,7 @@ std::string in_words(size_t n_bytes) {
 void CachingAllocator::out_of_memory(const Request& request) {
   const auto& stats = stats_;
   size_t allocated = stats.allocated_bytes[size_t(StatType::AGGREGATE)].current;
-  size_t free = total_ - std::min(total_, reserved_);
+  size_t free = room();
   std::string allowed = limit_ ? in_words(*limit_) + " allowed; " : "";
   note("oom", reinterpret_cast<void*>(free), request.size);
   stats_.num_ooms++;
@@ -79,6 +79,11 @@ size_t CachingAllocator::total() {
   return total_;
 }
 
+size_t CachingAllocator::free() {
+  std::lock_guard<std::mutex> lock(mutex_);
+  return room();
+}
+
 size_t CachingAllocator::reserved() {
   std::lock_guard<std::mutex> lock(mutex_);
   return reserved_;
@@ -92,6 +97,16 @@ std::optional<size_t> CachingAllocator::limit() {
 void CachingAllocator::set_total(size_t n_bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   total_ = n_bytes;
+}
+
+void CachingAllocator::set_others(size_t n_bytes) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  others_ = n_bytes;
+}
+
+void CachingAllocator::fail_allocation(size_t nth) {
+  std::lock_guard<std::mutex> lock(mutex_);
+  fails_in_ = nth;
 }
 
 void CachingAllocator::set_limit(std::optional<size_t> n_bytes) {
