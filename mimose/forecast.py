@@ -22,7 +22,7 @@ from mimose.cost.problem import Memory, doubt, extrapolation_ratio, step_work
 from mimose.exceptions import InfeasibleBudgetError, MimoseError
 from mimose.planners import Plan
 from mimose.policy import CachedPlan
-from mimose.runtime.loss_choice import go_by_rows
+from mimose.runtime.loss_choice import large_logits
 from mimose.types import BY_ROWS, StepInput
 
 if TYPE_CHECKING:
@@ -225,8 +225,13 @@ class Forecasts:
             base = facts.context.removesuffix(BY_ROWS)
             n_labels = table.n_elements(facts.sizes, "labels")
             budget_bytes = self._engine.footprint.budget_bytes
-            is_late = go_by_rows(driver.losses, n_labels, budget_bytes)
-            contexts = [base + BY_ROWS, base] if is_late else [base]
+            large = large_logits(driver.losses, n_labels, budget_bytes)
+            contexts = [base]
+            if large:
+                both = [facts._replace(context=c) for c in (base, base + BY_ROWS)]
+                plans = self._engine.policy.plans
+                is_plain = plans.prefers_plain_loss(*both, large, memory)
+                contexts.insert(is_plain, base + BY_ROWS)
         likes = [
             facts._replace(context=context, has_gradients=has_gradients)
             for context in contexts

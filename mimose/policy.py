@@ -254,6 +254,8 @@ def _to_come(seen: Sequence[Parts]) -> list[tuple[StepInput, list[SizeMap]]]:
 _SPARE = 0.01
 """Of the room for a step: less is not worth another plan."""
 _MOST_FILLINGS = 3
+_COPIES = 4
+"""Of the logits in float32, that a plain loss holds more than one by rows, at most."""
 _AHEAD = 0.002
 """What is held may differ by so much of the headroom between now and a step to come."""
 
@@ -416,6 +418,34 @@ class Plans:
         spare = headroom - cached.headroom_bytes
         most = max(_SPARE * growth, self._margin.noise_bytes)
         return spare <= most or cached.keeps_all
+
+    def prefers_plain_loss(
+        self, facts: StepInput, by_rows: StepInput, logit_bytes: int, memory: Memory
+    ) -> bool:
+        """Whether a step fits with a plain loss and nothing recomputed.
+
+        Where steps with a plain loss are not known well enough, the same step by rows
+        tells: it takes less by four copies of the logits at most.
+
+        Args:
+            facts: The step with a plain loss.
+            by_rows: The same with its loss by rows.
+            logit_bytes: Of its logits in float32.
+            memory: What is held, and the budget.
+        """
+        plain, made = self.peek(facts, memory), self.peek(by_rows, memory)
+        if plain is not None:
+            return plain.keeps_all
+        model, known, more = self._learner.model, facts, 0
+        if doubt(model, facts):
+            known, more = by_rows, _COPIES * logit_bytes
+        if (made is not None and not made.keeps_all) or doubt(model, known):
+            return False
+        problem = fill_problem(model, known, memory)
+        actions = (model.menu.first,) * len(problem.events)
+        growth = plan_growth(model, known, problem, actions, memory.released_bytes)
+        most = self._margin.allowed(growth.bytes(memory.released_bytes))
+        return most + more <= memory.headroom_bytes
 
     def make(
         self,

@@ -288,6 +288,21 @@ def test_it_trains_like_the_bare_model(toys, small, name):
             assert by_rows == goes_by_rows(model(**batch_of(20)).loss)
 
 
+@pytest.mark.parametrize(("budget", "is_needed"), [("60MiB", False), ("27MiB", True)])
+def test_it_goes_by_rows_where_the_budget_needs_it(small, budget, is_needed):
+    """First where logits are large; plainly once all is known to fit so."""
+    model, found = llama(), []
+    with mimose.attach(model, **{**small, "budget": budget}, refine=False) as session:
+        for length in (20, 24, 28, 22, 26, 30) * 4:
+            loss = model(**batch_of(length)).loss
+            found.append(goes_by_rows(loss))
+            loss.backward()
+            model.zero_grad()
+        assert 0 == session.summary().steps_over
+    assert found[0]
+    assert is_needed == found[-1]
+
+
 @pytest.mark.parametrize("is_given", [False, True])
 def test_the_model_has_its_own_function_afterwards(small, is_given):
     """What the class chooses or the user gave; copies and pickles have it, too."""

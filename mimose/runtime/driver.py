@@ -20,7 +20,7 @@ from mimose.inputs.patch import hidden, is_traced
 from mimose.inputs.sharding import after_hooks, is_sharded
 from mimose.memory.out_of_memory import asked_bytes
 from mimose.policy import SEVERAL_BACKWARDS, Decision
-from mimose.runtime.loss_choice import LossByRows, choose_losses
+from mimose.runtime.loss_choice import LossByRows, large_logits, n_labels_of
 from mimose.runtime.retry import may_run_again, release_memory, rewind
 from mimose.runtime.step import Step, Window, is_in_backward
 from mimose.torch_private import (
@@ -141,7 +141,7 @@ class Driver:
         while error is not None and may_run_again(self._engine, step, error, given):
             error = None  # its traceback pins the tensors of the failed forward
             rewind(self._engine, step)
-            choose_losses(self.losses, kwargs, 0)
+            self._set_losses(large_logits(self.losses, n_labels_of(kwargs), 0) > 0)
             self._raise_wall(step)
             step.start(self._meter)
             output, error = self._attempt(step, forward, args, kwargs)
@@ -220,8 +220,8 @@ class Driver:
             self._calls.set_mode(engine.describer.mode)
         is_again, self._safest_once = self._safest_once, False
         budget_bytes = 0 if is_again else self._footprint.budget_bytes
-        if choose_losses(self.losses, kwargs, budget_bytes):
-            facts = engine.describer.by_rows(facts)
+        if self.losses:
+            facts = self._choose_loss(facts, kwargs, budget_bytes, window)
         if is_again or self._steps.is_shared or not facts.sizes:
             why = _AGAIN if is_again else _SHARED if facts.sizes else _NO_SHAPE
             window.give_up(why)
@@ -243,6 +243,30 @@ class Driver:
         if not step.part:
             window.began = engine.seconds.mark()
         return step
+
+    def _choose_loss(
+        self,
+        facts: StepInput,
+        kwargs: Mapping[str, Any],
+        budget_bytes: int,
+        window: Window,
+    ) -> StepInput:
+        """Have the losses go by rows where the budget needs it; return the step so."""
+        large = large_logits(self.losses, n_labels_of(kwargs), budget_bytes)
+        by_rows = self._engine.describer.by_rows(facts)
+        # Ranks choose alike: by the sizes alone, not by what each has learned.
+        may_be_plain = budget_bytes and not window.steps and self._engine.ranks is None
+        plans = self._policy.plans
+        is_on = large > 0 and not (
+            may_be_plain
+            and plans.prefers_plain_loss(facts, by_rows, large, window.memory)
+        )
+        self._set_losses(is_on)
+        return by_rows if is_on else facts
+
+    def _set_losses(self, is_by_rows: bool) -> None:
+        for loss in self.losses:
+            loss.is_on = is_by_rows
 
     def is_within_window(self) -> bool:
         """Whether a step runs, or the next one adds to gradients that are there.

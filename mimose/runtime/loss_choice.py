@@ -1,8 +1,10 @@
-"""The loss of a transformers' model by rows, where its logits are a part of the budget.
+"""The loss of a transformers' model by rows, where the budget needs it.
 
-By rows a loss takes a third of the memory, and each log-softmax twice: about 0.6% of a
-step of Llama-1B's. So it goes by rows where the logits, in float32, are larger than a
-share of the budget. That is known before the forward: of each label there is one row.
+By rows a loss takes a third of the memory, and each log-softmax twice: 6% of a step of
+Llama-1B's. So it goes by rows where the logits, in float32, are larger than a share of
+the budget, and the step does not fit with a plain loss and nothing recomputed
+(`mimose.policy.Plans.prefers_plain_loss`). The size of the logits is known before the
+forward: each label has one row.
 """
 
 from __future__ import annotations
@@ -17,8 +19,7 @@ from torch import nn
 from mimose.loss_by_rows import LEAST_BYTES, late
 
 _LARGE = 1 / 32
-"""Of the budget. A plain loss holds up to four copies of such logits more. At an eighth
-Llama-8B's steps in 40 GiB took 4% longer, at a 64th Llama-1B's in 24 GiB 1%."""
+"""Of the budget: smaller logits do not decide a plan."""
 
 _OWN = "_loss_function"
 """Where a model of transformers keeps the loss function that it was given."""
@@ -122,31 +123,23 @@ def losses_of(model: nn.Module) -> Iterator[LossByRows]:
             yield LossByRows(module)
 
 
-def choose_losses(
-    losses: Sequence[LossByRows], kwargs: Mapping[str, Any], budget_bytes: int
-) -> bool:
-    """Return whether the losses of a step that begins go by rows; so they do then.
+def n_labels_of(kwargs: Mapping[str, Any]) -> int:
+    """Return how many labels a step has; 0 where it has none.
 
     Args:
-        losses: The model's.
-        kwargs: What the root is called with by name.
-        budget_bytes: The budget; 0 where the step has to take as little as can be.
+        kwargs: The keyword arguments of the root's call.
     """
     labels = kwargs.get("labels")
-    n_labels = labels.numel() if isinstance(labels, torch.Tensor) else 0
-    is_on = go_by_rows(losses, n_labels, budget_bytes)
-    for loss in losses:
-        loss.is_on = is_on
-    return is_on
+    return labels.numel() if isinstance(labels, torch.Tensor) else 0
 
 
-def go_by_rows(losses: Sequence[LossByRows], n_labels: int, budget_bytes: int) -> bool:
-    """Return whether the losses of a step go by rows.
+def large_logits(losses: Sequence[LossByRows], n_labels: int, budget_bytes: int) -> int:
+    """Return the bytes of a step's logits in float32; 0 where they are small.
 
     Args:
         losses: The model's.
-        n_labels: Of the step; 0 where it has none.
-        budget_bytes: As for `choose_losses`.
+        n_labels: Of the step.
+        budget_bytes: The budget; 0 where the step has to take as little as can be.
     """
     largest = max((loss.logit_bytes(n_labels) for loss in losses), default=0)
-    return largest >= max(LEAST_BYTES, _LARGE * budget_bytes)
+    return largest if largest >= max(LEAST_BYTES, _LARGE * budget_bytes) else 0
