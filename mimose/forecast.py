@@ -228,9 +228,10 @@ class Forecasts:
             large = large_logits(driver.losses, n_labels, budget_bytes)
             contexts = [base]
             if large:
-                both = [facts._replace(context=c) for c in (base, base + BY_ROWS)]
+                plain = facts._replace(context=base)
+                by_rows = facts._replace(context=base + BY_ROWS)
                 plans = self._engine.policy.plans
-                is_plain = plans.prefers_plain_loss(*both, large, memory)
+                is_plain = plans.prefers_plain_loss(plain, by_rows, large, memory)
                 contexts.insert(is_plain, base + BY_ROWS)
         likes = [
             facts._replace(context=context, has_gradients=has_gradients)
