@@ -403,7 +403,7 @@ def table(rows: Iterable[FillRow]) -> str:
         }
         rates = {p: (r.tokens_per_second or 0.0) if r else 0.0 for p, r in best.items()}
         cells = [f"{rates[part]:.0f}" for part in "abcd"]
-        for part in "abd":
+        for part in ("a", "b", "d"):
             bar = f" ({PLACES[place][-1]})" if part == "a" else ""
             ratio = rates["c"] / rates[part] if rates[part] else math.nan
             cells.append(f"{ratio:.2f}{bar}")
