@@ -615,9 +615,9 @@ class Splitter:
         found = self._ask(rows, n, widths)
         if found is not None and found.fits is not None:
             return found.fits
-        footprint = self._engine.footprint
-        held = self._engine.meter.live_bytes()
-        room = (footprint.budget_bytes - held) / footprint.reserved_ratio
+        budget_bytes = self._engine.footprint.budget_bytes
+        memory = self._engine.driver.memory_now()
+        room = (budget_bytes - memory.start_bytes) / memory.reserved_ratio
         columns = sum(widths)
         for n_ran, wide, growth in self._ran:
             # By columns it grows by their square at the most, as attention's scores do.

@@ -259,7 +259,8 @@ _COPIES = 4
 _AHEAD = 0.002
 """What is held may differ by so much of the headroom between now and a step to come."""
 
-_Key = tuple[Context, bool, Sizes]
+_Key = tuple[Context, Sizes, bool]
+"""What comes first in a `StepInput`; plans are told apart by no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -387,16 +388,28 @@ class Plans:
             memory: What is held, and the budget.
         """
         with self._lock:
-            plans = self._cache.get(_key(facts), ())
-        good = (plan for plan in plans if self._is_good(plan, memory))
-        return min(good, key=lambda cached: cached.plan.extra_cost, default=None)
+            plans = self._cache.get(facts[:3], ())
+        valid, best = self._learner.model.valid_since, None
+        headroom = memory.budget_bytes - memory.start_bytes
+        for cached in plans:
+            growth = cached.growth.bytes(memory.released_bytes)
+            allowed = self._margin.allowed(growth)
+            if cached.version < valid or allowed > headroom:
+                continue
+            # It leaves no more unused than it must.
+            most = max(_SPARE * growth, self._margin.noise_bytes)
+            if headroom - cached.headroom_bytes > most and not cached.keeps_all:
+                continue
+            if best is None or cached.plan.extra_cost < best.plan.extra_cost:
+                best = cached
+        return best
 
     def _put(
         self, facts: StepInput, made: CachedPlan, before: CachedPlan | None = None
     ) -> CachedPlan:
         """Keep a plan beside those of its shape that do something else; return it."""
         valid, others = self._learner.model.valid_since, []
-        for other in self._cache.get(_key(facts), ()):
+        for other in self._cache.get(facts[:3], ()):
             if other is before or other.version < valid:
                 continue
             if other.plan.actions != made.plan.actions:
@@ -404,20 +417,8 @@ class Plans:
             elif other.headroom_bytes > made.headroom_bytes:
                 made = replace(made, headroom_bytes=other.headroom_bytes)
         most = int(self._cache.maxsize)
-        self._cache[_key(facts)] = (made, *others)[:most]
+        self._cache[facts[:3]] = (made, *others)[:most]
         return made
-
-    def _is_good(self, cached: CachedPlan, memory: Memory) -> bool:
-        """Whether a plan fits today, and leaves no more unused than it must."""
-        if cached.version < self._learner.model.valid_since:
-            return False
-        growth = cached.growth.bytes(memory.released_bytes)
-        headroom = memory.budget_bytes - memory.start_bytes
-        if self._margin.allowed(growth) > headroom:
-            return False
-        spare = headroom - cached.headroom_bytes
-        most = max(_SPARE * growth, self._margin.noise_bytes)
-        return spare <= most or cached.keeps_all
 
     def prefers_plain_loss(
         self, facts: StepInput, by_rows: StepInput, logit_bytes: int, memory: Memory
@@ -565,13 +566,13 @@ class Plans:
         if self._refiner is None or made.plan.optimal or made.keeps_all:
             return
         refine = partial(self._refine, facts, made, memory, usable_bytes)
-        self._learner.worker.submit(Lane.REFINE, _key(facts), refine)
+        self._learner.worker.submit(Lane.REFINE, facts[:3], refine)
 
     def _refine(
         self, facts: StepInput, made: CachedPlan, memory: Memory, usable_bytes: float
     ) -> None:
         with self._lock:
-            is_in_use = made in self._cache.get(_key(facts), ())
+            is_in_use = made in self._cache.get(facts[:3], ())
         if not is_in_use or doubt(self._learner.model, facts):
             return
         try:
@@ -582,7 +583,7 @@ class Plans:
         if is_dearer and not refined.plan.optimal:
             return
         with self._lock:
-            if made in self._cache.get(_key(facts), ()):
+            if made in self._cache.get(facts[:3], ()):
                 self._put(facts, refined, before=made)
 
     def prepare(self, facts: StepInput, memory: Memory) -> None:
@@ -596,7 +597,7 @@ class Plans:
             found = self.peek(facts, memory)
         if found is None:
             ahead = partial(self._make_ahead, facts, memory)
-            self._learner.worker.submit(Lane.PLAN, _key(facts), ahead)
+            self._learner.worker.submit(Lane.PLAN, facts[:3], ahead)
 
     def _make_ahead(self, facts: StepInput, memory: Memory) -> None:
         headroom = memory.headroom_bytes
@@ -641,13 +642,9 @@ def _with_costs(
     )
 
 
-def _checked_as(context: Context) -> Context:
-    """Return the context whose stages are a context's: a loss by rows has the same."""
+def without_rows(context: Context) -> Context:
+    """Return the context of the same forwards, each loss computed at once."""
     return context.replace(BY_ROWS, "")
-
-
-def _key(facts: StepInput) -> _Key:
-    return facts.context, facts.has_gradients, facts.sizes
 
 
 # ------------------------------------------------------------ policy
@@ -749,9 +746,11 @@ class Policy:
                 return facts, Decision("fallback", None, reason=expected)
             facts = expected
         found = self.plans.get(facts, memory)
-        if found is None or facts.context not in self._learner.model.patterns:
+        patterns = self._learner.model.patterns
+        if found is None or facts.context not in patterns:
             return facts, self._plan(facts, memory, is_first=is_first)
-        self._learner.use(facts.context)
+        if facts.context != next(reversed(patterns)):
+            self._learner.use(facts.context)
         known = found.decided.get(memory.released_bytes)
         if known is None:
             known = _decision(found, memory, cache_hit=True)
@@ -763,7 +762,7 @@ class Policy:
         """Make a plan where the costs are known well enough."""
         learner, context = self._learner, facts.context
         is_measured = context in learner.model.patterns
-        is_known = is_measured and _checked_as(context) in self._stages
+        is_known = is_measured and without_rows(context) in self._stages
         if not is_known or doubt(learner.model, facts):
             learner.worker.catch_up()  # there is nothing better to do
         model = learner.model
@@ -945,13 +944,8 @@ class Policy:
                 self.margin.observe(predicted, observed_bytes)
             if decision.is_measured and abs(observed_bytes / predicted - 1) > _OFF:
                 self.distrust_plans()  # the model has just learned better
-        self._pass_stage(facts.context, chosen, is_within=is_within)
-
-    def _pass_stage(
-        self, context: Context, chosen: CachedPlan, *, is_within: bool
-    ) -> None:
-        """Go on to the next stage, if it was checked; the oldest contexts go."""
-        checked = _checked_as(context)
+        # It goes on to the next stage, if this one was checked; the oldest contexts go.
+        checked = without_rows(facts.context)
         stage = self._stages.pop(checked, 0)
         if stage < len(_STAGES) and is_within:
             stage += self._learner.model.menu.first in chosen.plan.actions
@@ -962,7 +956,7 @@ class Policy:
     def forget(self, context: Context) -> None:
         """Distrust a context whose steps turned out to run other layers."""
         self._learner.forget(context)
-        self._stages.pop(_checked_as(context), None)
+        self._stages.pop(without_rows(context), None)
 
     def distrust_plans(self) -> None:
         """Make every plan made so far invalid, as after a step over the budget."""
@@ -1050,7 +1044,7 @@ class Policy:
 
     def _share(self, context: Context) -> float:
         """Return the share of the way to the whole budget that a plan may go."""
-        stage = self._stages.get(_checked_as(context), 0)
+        stage = self._stages.get(without_rows(context), 0)
         return _STAGES[stage] if stage < len(_STAGES) else 1.0
 
     def _too_small(self, error: InfeasibleBudgetError, memory: Memory) -> str:

@@ -26,17 +26,15 @@ class SafetyMargin:
 
     Args:
         noise_bytes: Absolute noise of a reading, allowed besides.
+
+    Attributes:
+        share: The margin, as a share of the predicted growth.
     """
 
     def __init__(self, noise_bytes: float = 0.0) -> None:
         self.noise_bytes = noise_bytes
         self._missed: deque[float] = deque(maxlen=_WINDOW)
-        self._doubt = _INITIAL
-
-    @property
-    def share(self) -> float:
-        """The margin, as a share of the predicted growth."""
-        return max(_FLOOR, max(self._missed, default=0.0) + self._doubt)
+        self._doubt = self.share = _INITIAL
 
     def allowed(self, predicted_bytes: float) -> float:
         """Return the growth that a step within the sizes measured stays below.
@@ -70,6 +68,10 @@ class SafetyMargin:
         if math.isfinite(missed):
             self._missed.append(min(missed, _MOST))
             self._doubt *= _FADE
+            self._settle()
+
+    def _settle(self) -> None:
+        self.share = max(_FLOOR, max(self._missed, default=0.0) + self._doubt)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what steps have taught, ready for JSON."""
@@ -83,6 +85,7 @@ class SafetyMargin:
         """
         self._missed = deque(map(float, state["missed"]), maxlen=_WINDOW)
         self._doubt = float(state["doubt"])
+        self._settle()
 
 
 class FragmentationAllowance:

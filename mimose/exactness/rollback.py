@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from itertools import compress
 
@@ -23,6 +24,7 @@ from mimose.exactness.side_effects import (
 )
 from mimose.torch_private import buffers_of, submodules_of, version_of
 
+_READ = operator.methodcaller("read")
 _SMALL = 4096
 """Buffers of so many elements are saved each step, in case they begin to change."""
 
@@ -61,7 +63,7 @@ class Snapshot:
             is_wide: Whether to save all tensors that might change.
         """
         self._restore_random = saved_random_state(self._devices)
-        self._drawn = [(each, each.read()) for each in self._generators]
+        self._drawn = list(map(_READ, self._generators))
         if self._state is None or not self._state.is_now():
             self._state, self._versions = State(self._tables), None
         if is_wide or list(map(version_of, self._constant)) != self._versions:
@@ -69,14 +71,16 @@ class Snapshot:
             self._constant = [t for s in self._small if (t := s.now()) is not None]
             self._versions = list(map(version_of, self._constant))
         slots = [*self._changing, *self._large] if is_wide else self._changing
-        self.saved = SavedTensors(slots)
-        self.saved.states += self._constants.states
+        self.saved = self._constants
+        if slots:
+            self.saved = SavedTensors(slots)
+            self.saved.states += self._constants.states
 
     def restore(self) -> None:
         """Put everything back, tensors in place."""
         assert self._state is not None
         self._restore_random()
-        for generator, drawn in self._drawn:
+        for generator, drawn in zip(self._generators, self._drawn, strict=True):
             generator.restore(drawn)
         self._state.put()
         for slot, state in self.saved.states:

@@ -21,7 +21,7 @@ import itertools
 import pickle
 import random
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
@@ -76,10 +76,10 @@ def saved_random_state(devices: Iterable[torch.device] = ()) -> Callable[[], Non
         What puts it back.
     """
     cpu = _CPU.get_state()
-    others = [
-        (device, torch.get_device_module(device).get_rng_state(device))
-        for device in devices
-    ]
+    others = []
+    for device in devices:
+        state = torch.get_device_module(device).get_rng_state(device)
+        others.append((device, state))
 
     def restore() -> None:
         _CPU.set_state(cpu)
@@ -446,24 +446,20 @@ class Given:
 
     Tensors are not held. Objects are: whoever gives a forward up has to give this up,
     for an object may lead back to the graph that holds it.
+
+    Args:
+        values: Tensors and objects, each taken note of as by `add`.
     """
 
     __slots__ = ("_looks", "_tensors", "holder")
 
-    def __init__(self) -> None:
+    def __init__(self, values: Iterable[Any] = ()) -> None:
         self._tensors: list[tuple[weakref.ref[torch.Tensor], int]] = []
         self._looks: list[tuple[Any, Any]] = []
         self.holder: Callable[[], Any] = lambda: None
         """Returns what holds it for a recomputation, if that lives, to be cleared."""
-
-    @classmethod
-    def of_root(cls, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Given:
-        """Take note of arguments, and of what the containers among them hold."""
-        given = cls()
-        for value in (*args, *kwargs.values()):
-            if type(value) not in _PLAIN:
-                given.add(value)
-        return given
+        for value in values:
+            self.add(value)
 
     def add(self, value: Any) -> None:
         """Take note of a tensor or of an object."""

@@ -557,7 +557,7 @@ class Describer:
             flags += tuple([module.training for module in self._odd])
         if flags != self._flags:
             self._note_mode(flags)
-        has_gradients = waits_for_reduction(self._groups)
+        has_gradients = bool(self._groups) and waits_for_reduction(self._groups)
         for probe in self.mode.probes:
             if probe.grad is not None:
                 has_gradients = True

@@ -23,7 +23,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -42,7 +42,6 @@ from mimose.torch_private import (
     overload_packet,
     pop_saved_hooks,
     push_saved_hooks,
-    storage_key,
     to_copy,
     top_saved_hooks,
 )
@@ -56,8 +55,6 @@ from mimose.types import (
 
 INNER_GRADIENT = "a gradient is taken inside the forward"
 """Then no segment is what it is taken for."""
-_LEAST_OUTPUT_BYTES = 65536
-"""Smaller outputs are not worth looking after."""
 _ATTENTION = {
     getattr(torch.ops.aten, name)
     for name in (
@@ -595,33 +592,3 @@ def _backward_segment(
             excess = max(excess, mark.peak_bytes - arrival - added)
     net = marks[-1].live_bytes - arrival + held.get(event.action, 0.0)
     return {event.action: excess}, {event.action: net} if held else {}
-
-
-# ------------------------------------------------------------------ outputs
-
-
-Retained: TypeAlias = Mapping[int, tuple[Callable[[], object], int]]
-"""By storage of an output of the last step: what returns it as long as the user holds
-it, and its bytes. It is part of what the next step starts from, and usually goes when
-its outputs take their names: after its forward, before its backward."""
-
-
-def retained_outputs(tensors: Sequence[torch.Tensor], others: Retained) -> Retained:
-    """Take note of outputs that the user may hold on to.
-
-    Args:
-        tensors: What the root returned.
-        others: Those of an earlier forward of the same step.
-    """
-    held = dict(others)
-    for tensor in tensors:
-        if tensor.layout == torch.strided:
-            storage = tensor.untyped_storage()
-            if storage.nbytes() >= _LEAST_OUTPUT_BYTES:
-                held[storage_key(storage)] = weakref.ref(storage), storage.nbytes()
-    return held
-
-
-def retained_bytes(outputs: Retained) -> int:
-    """Return how much of some outputs is still alive."""
-    return sum(n for ref, n in outputs.values() if ref() is not None)

@@ -42,6 +42,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from mimose.cost.problem import Memory
 from mimose.inputs.placement import only_device
 from mimose.inputs.sharding import own_parameters
 from mimose.memory.meters import AllocatorMeter, Meter, Usage
@@ -58,7 +59,8 @@ class OptimizerWatch:
 
     Args:
         model: The model.
-        on_step: Called before each optimizer step that is in no backward.
+        footprint: Its wall falls before each optimizer step that is in no backward.
+        on_step: Called then.
         on_stepped: Called behind each step of an optimizer of the model's.
 
     Attributes:
@@ -68,9 +70,11 @@ class OptimizerWatch:
     def __init__(
         self,
         model: nn.Module,
+        footprint: Footprint,
         on_step: Callable[[], None],
         on_stepped: Callable[[], None],
     ) -> None:
+        self._footprint = footprint
         self._on_step, self._on_stepped = on_step, on_stepped
         self._model = weakref.ref(model)  # hooks of all optimizers refer to this
         self._device = only_device(model)
@@ -114,6 +118,8 @@ class OptimizerWatch:
     def _pre(self, *_: Any) -> None:
         if current_graph_task() == NO_GRAPH_TASK:
             self.has_just_stepped = True
+            if self._footprint.has_wall:
+                self._footprint.drop_wall()
             self._on_step()
 
     def _post(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -157,12 +163,17 @@ class Footprint:
     Attributes:
         budget_bytes: The budget: the one place where it is held.
         peak_bytes: The highest footprint seen.
+        has_wall: Whether something can be made to keep the budget.
     """
+
+    has_wall = False
 
     def __init__(self, meter: Meter, budget_bytes: int) -> None:
         self._meter = meter
         self.budget_bytes = budget_bytes
-        self._limits = {_scale(budget_bytes): LearnedLimit()}
+        self._limit = LearnedLimit()
+        """The most to plan for, where memory ran out below the budget."""
+        self._limits = {_scale(budget_bytes): self._limit}
         """By the scale of the budget: what ran out in small ones tells of no other."""
         meter.reset_peak()
         self.peak_bytes = meter.live_bytes()
@@ -173,15 +184,6 @@ class Footprint:
         self._is_closed = True
         self.drop_wall()
 
-    @property
-    def limit_bytes(self) -> float:
-        """The most to plan for: the budget, less where memory ran out below it."""
-        return min(self.budget_bytes, self._limit.bytes)
-
-    @property
-    def _limit(self) -> LearnedLimit:
-        return self._limits[_scale(self.budget_bytes)]
-
     def move(self, budget_bytes: int) -> None:
         """Take another budget, between steps.
 
@@ -190,7 +192,7 @@ class Footprint:
         """
         self.drop_wall()
         self.budget_bytes = budget_bytes
-        self._limits.setdefault(_scale(budget_bytes), LearnedLimit())
+        self._limit = self._limits.setdefault(_scale(budget_bytes), LearnedLimit())
 
     def least_bytes(self) -> int:
         """Return what is held now and no plan can do without."""
@@ -221,19 +223,15 @@ class Footprint:
             self.fold()
         return self.peak_bytes
 
-    def level_budget(self, start_bytes: float) -> float:
-        """Return the highest level that keeps the footprint within the limit.
+    def memory(self, start_bytes: float, host_budget_bytes: float) -> Memory:
+        """Return what a step starts with, and the highest level that it may reach.
 
         Args:
-            start_bytes: The level that the step starts from.
+            start_bytes: The level that it starts from.
+            host_budget_bytes: For what actions hold on the host.
         """
-        del start_bytes
-        return self.limit_bytes
-
-    @property
-    def reserved_ratio(self) -> float:
-        """The bytes that `level_budget` counts for each byte of growth."""
-        return 1.0
+        most = min(self.budget_bytes, self._limit.bytes)
+        return Memory(most, float(start_bytes), 0.0, host_budget_bytes)
 
     def raise_wall(self) -> None:
         """Let whoever hands out memory keep the limit, where that can be asked for."""
@@ -298,6 +296,7 @@ class ReservedFootprint(Footprint):
         super().__init__(meter, budget_bytes)
         self._allocator = meter
         self._wall = Wall(meter) if has_wall else None
+        self.has_wall = has_wall
         prior = (_EXPANDABLE_PRIOR,) if has_expandable_segments() else ()
         self._allowance = FragmentationAllowance(*prior)
         self._allowances = {_scale(budget_bytes): self._allowance}
@@ -348,21 +347,18 @@ class ReservedFootprint(Footprint):
         self._start_anew()
         return self._usage.requested_bytes, peaks
 
-    def level_budget(self, start_bytes: float) -> float:
+    def memory(self, start_bytes: float, host_budget_bytes: float) -> Memory:
         """Return the requested bytes that keep the reserved ones within the limit."""
-        room = self._room_bytes
+        room, ratio = self._room_bytes, self._allowance.value
         segment = min(_SEGMENT_BYTES, room / 4.0)  # of a toy's room less
         more = start_bytes - self._start.requested_bytes + segment
-        return start_bytes + max(0.0, room - more) / self._allowance.value
-
-    @property
-    def reserved_ratio(self) -> float:
-        """The reserved bytes counted for each requested byte of growth."""
-        return self._allowance.value
+        most = start_bytes + max(0.0, room - more) / ratio
+        return Memory(most, float(start_bytes), 0.0, host_budget_bytes, ratio)
 
     @property
     def _room_bytes(self) -> float:
-        return max(0.0, self.limit_bytes - self._start.allocated_bytes)
+        most = min(self.budget_bytes, self._limit.bytes)
+        return max(0.0, most - self._start.allocated_bytes)
 
     def raise_wall(self) -> None:
         """Let the allocator keep the budget from now on."""

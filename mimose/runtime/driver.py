@@ -133,7 +133,7 @@ class Driver:
             InfeasibleBudgetError: No plan keeps the budget at this shape.
             MimoseError: The inputs cannot be planned for.
         """
-        given = Given.of_root(args, kwargs)
+        given = Given((*args, *kwargs.values()))
         ranks = self._engine.ranks
         with nullcontext() if ranks is None else ranks.telling():
             step = self._begin(args, kwargs)
@@ -142,7 +142,8 @@ class Driver:
             error = None  # its traceback pins the tensors of the failed forward
             rewind(self._engine, step)
             self._set_losses(large_logits(self.losses, n_labels_of(kwargs), 0) > 0)
-            self._raise_wall(step)
+            if self._footprint.has_wall:
+                self._raise_wall(step)
             step.start(self._meter)
             output, error = self._attempt(step, forward, args, kwargs)
         if error is not None:
@@ -237,7 +238,8 @@ class Driver:
         if is_again:
             step.run_again(_AGAIN)
         engine.rollback.take(is_planned=not step.is_measured)
-        self._raise_wall(step)
+        if self._footprint.has_wall:
+            self._raise_wall(step)
         step.plan_seconds = time.perf_counter() - began
         step.start(self._meter)
         if not step.part:
@@ -282,7 +284,7 @@ class Driver:
         Raises:
             InfeasibleBudgetError: More is held already; the budget stays as it was.
         """
-        is_due = self._engine.has_next_budget and not self._is_renewed
+        is_due = self._engine.next_budget is not None and not self._is_renewed
         if is_due and not self.is_within_window():
             self._engine.renew_budget()
             self._is_renewed = True
@@ -294,20 +296,12 @@ class Driver:
         start, peaks = self._footprint.begin(slack)
         if self._steps.open:
             self._steps.note_peak(peaks.level_bytes)
-        window = Window(self._memory(start), self._steps.retained)
+        memory = self._footprint.memory(start, self._engine.host_budget_bytes)
+        window = Window(memory, self._steps.retained)
         if self._steps.releases and window.carried_bytes:
             released = float(window.carried_bytes)
             window.memory = window.memory._replace(released_bytes=released)
         return window
-
-    def _memory(self, start: int) -> Memory:
-        return Memory(
-            self._footprint.level_budget(start),
-            float(start),
-            0.0,
-            self._engine.host_budget_bytes,
-            self._footprint.reserved_ratio,
-        )
 
     def _decide(self, facts: StepInput, table: SizeTable, window: Window) -> Decision:
         if not self.plans:
@@ -420,7 +414,8 @@ class Driver:
 
     def memory_now(self) -> Memory:
         """Return what is held now, as if a step began."""
-        return self._memory(self._meter.live_bytes())
+        start = self._meter.live_bytes()
+        return self._footprint.memory(start, self._engine.host_budget_bytes)
 
     def memory_to_come(self, *, has_gradients: bool) -> Memory:
         """Return what is held as the next step begins, as far as that is known.
@@ -434,4 +429,6 @@ class Driver:
         start = self._meter.live_bytes() - there
         if not self._engine.optimizers.have_stepped:
             start = max(start, self.start_bytes)
-        return self._memory(start + to_be if has_gradients else start)
+        if has_gradients:
+            start += to_be
+        return self._footprint.memory(start, self._engine.host_budget_bytes)

@@ -164,8 +164,9 @@ class Engine:
             self.later_waits = later_waits(model, names, modules, known)
         self.meter = meter = make_meter(options.meter, self.device)
         budget_bytes = self.read_budget(options.budget)
-        self._asks = options.budget if callable(options.budget) else None
-        self._next_budget: int | None = None
+        self.next_budget: int | Callable[[], Budget] | None
+        self.next_budget = options.budget if callable(options.budget) else None
+        """Of the window that begins; a function is asked at each."""
         self.host_memory = None if options.host is None else options.host.memory
         self.host_budget_bytes = math.inf
         if self.host_memory is not None:
@@ -208,14 +209,11 @@ class Engine:
         self.footprint = make_footprint(
             meter, budget_bytes, has_wall=options.wall and self.plans
         )
-        footprint, seconds = self.footprint, StepSeconds(self.device, self.learner)
-        self.seconds = seconds
-
-        def begins() -> None:  # all optimizers' hooks refer to it: to no model, so
-            footprint.drop_wall()
-            seconds.optimizer_begins()
-
-        self.optimizers = OptimizerWatch(model, begins, seconds.optimizer_ended)
+        self.seconds = seconds = StepSeconds(self.device, self.learner)
+        # All optimizers' hooks refer to these, so none of them holds the model.
+        self.optimizers = OptimizerWatch(
+            model, self.footprint, seconds.optimizer_begins, seconds.optimizer_ended
+        )
         self.checks = BudgetChecks(model, self)
         self.calls = LayerCalls(model, self)
         self.steps = Steps(self)
@@ -224,11 +222,6 @@ class Engine:
         self.driver = Driver(model, self)
 
     # ------------------------------------------------------------------ the budget
-
-    @property
-    def has_next_budget(self) -> bool:
-        """Whether there may be another budget for the window that begins."""
-        return self._asks is not None or self._next_budget is not None
 
     def set_budget(self, budget: Budget | Callable[[], Budget]) -> None:
         """Take another budget: now between steps, else as the next window begins.
@@ -241,13 +234,13 @@ class Engine:
             InfeasibleBudgetError: More is held already; all stays as it was then.
         """
         if callable(budget):
-            self._asks, self._next_budget = budget, None
+            self.next_budget = budget
             return
         n_bytes = self.read_budget(budget)
         is_later = self.driver.is_within_window()
         if not is_later:
             self._move(n_bytes)
-        self._asks, self._next_budget = None, n_bytes if is_later else None
+        self.next_budget = n_bytes if is_later else None
 
     def renew_budget(self) -> None:
         """Take the budget that was set meanwhile, or ask for it: a window begins.
@@ -256,11 +249,13 @@ class Engine:
             BudgetError: What was answered cannot be read.
             InfeasibleBudgetError: More is held already; the budget stays as it was.
         """
-        n_bytes, self._next_budget = self._next_budget, None
-        if self._asks is not None:
-            n_bytes = self.read_budget(self._asks)
-        if n_bytes is not None:
-            self._move(n_bytes)
+        told = self.next_budget
+        if isinstance(told, int):
+            self.next_budget = None
+        elif told is not None:
+            told = self.read_budget(told)
+        if told is not None:
+            self._move(told)
 
     def _move(self, n_bytes: int) -> None:
         if n_bytes != self.footprint.budget_bytes:

@@ -70,7 +70,7 @@ class LayerCalls:
         self.layers = engine.layers
         self.step: Step | None = None
         self.lacks_gradients = False
-        self._untraced = hidden(LayerCalls._enter)
+        self.untraced = hidden(_LayerPatch.__call__)
         self._findings = engine.findings
         self._device = engine.device
         self._root = root
@@ -160,45 +160,31 @@ class LayerCalls:
 
     def take_over(self, layer: Layer) -> Patch:
         """Replace a layer's forward, so that it runs as the running step says."""
-        patch = Patch(layer.module, partial(self._enter, layer))
+        patch = _LayerPatch(layer, self)
         layer.take_over(patch.original)
         return patch
 
-    def _enter(
+    def run(
         self,
         layer: Layer,
         original: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run a layer as the step says, if there is one; most often it is kept."""
-        if is_traced():  # by somebody who compiles it after attach
-            return self._untraced(self, layer, original, args, kwargs)
-        if self.step is None:
-            return original(*args, **kwargs)
-        at = layer.calls
-        layer.calls = at + 1
-        if at < layer.n_straight and torch.is_grad_enabled():
-            return original(*args, **kwargs)
-        return self.run(layer, at, args, kwargs)
-
-    def run(
-        self, layer: Layer, at: int, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Any:
         """Run one call that is not simply kept.
 
         Args:
             layer: The layer.
-            at: Which of its calls in the window it is.
+            original: Its own forward.
             args: What it is called with.
             kwargs: What it is called with by name.
         """
-        step, trace = self.step, self._trace
+        step, trace, at = self.step, self._trace, layer.calls - 1
         assert step is not None
         planned = layer.actions[at] if at < len(layer.actions) else None
         if not torch.is_grad_enabled():
             self.lacks_gradients = self.lacks_gradients or planned is not None
-            return layer.forward(*args, **kwargs)
+            return original(*args, **kwargs)
         if trace is not None:
             return self._measure(step, trace, layer, at, planned, args, kwargs)
         name = planned or step.next_action()
@@ -340,6 +326,31 @@ class LayerCalls:
             return output
 
         return run
+
+
+class _LayerPatch(Patch):
+    """A layer's forward, run as the running step says, if there is one.
+
+    Args:
+        layer: The layer.
+        calls: Runs those of its calls that are not simply kept.
+    """
+
+    def __init__(self, layer: Layer, calls: LayerCalls) -> None:
+        super().__init__(layer.module, partial(calls.run, layer))
+        self._layer, self._calls = layer, calls
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Run one call: most often the layer is kept, and only its own forward runs."""
+        layer, calls = self._layer, self._calls
+        if is_traced():  # by somebody who compiles it after attach
+            return calls.untraced(self, *args, **kwargs)
+        if calls.step is None or self.is_removed:
+            return self.original(*args, **kwargs)
+        layer.calls += 1
+        if layer.calls <= layer.n_straight and torch.is_grad_enabled():
+            return self.original(*args, **kwargs)
+        return self._run(self.original, args, kwargs)
 
 
 def estimated_flops(

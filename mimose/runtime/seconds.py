@@ -3,8 +3,8 @@
 Note: [A step's seconds]
 A step lasts from the begin of its first forward to the end of its backward, and has a
 share of the optimizer's step: its windows share it. An accelerator's own events tell
-both, and are read when they have happened: the host waits for nothing. On a CPU it is
-the host's clock.
+both, and are read when somebody asks: the host waits for nothing. On a CPU it is the
+host's clock.
 
 They follow from the FLOPs of the layers' forwards, the bytes that these save (what
 waits for memory grows with them), what the plan adds, and a time that does not depend
@@ -17,7 +17,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from functools import partial
 from statistics import median
 from typing import Any, NamedTuple, TypeAlias
 
@@ -26,11 +25,15 @@ import torch
 
 from mimose.cost.learner import Learner
 from mimose.cost.problem import step_work
+from mimose.policy import without_rows
 from mimose.predictors import fit_rates
-from mimose.types import BY_ROWS, MOST_CONTEXTS, Context, StepInput
+from mimose.types import MOST_CONTEXTS, Context, StepInput
 
 Mark: TypeAlias = "torch.Event | float"
 """A moment of the device, or of the host."""
+
+_Step: TypeAlias = tuple[StepInput, Sequence[str]]
+"""A step, and the actions of its layer calls."""
 
 _LATELY, _FEW = 64, 16
 """The model's steps, of a context, and the optimizers' that rates are fitted to."""
@@ -77,13 +80,14 @@ class StepSeconds:
     def __init__(self, device: torch.device, learner: Learner) -> None:
         self._device = device
         self._learner = learner
-        self._has_events = _has_events(device)
-        self._pending: deque[tuple[Mark, Mark, Callable[[float], None]]]
-        self._pending = deque(maxlen=_LATELY)
-        """Begin, end, and who is told the seconds between them."""
-        self._new: deque[tuple[StepInput, Sequence[str], float]]
-        self._new = deque(maxlen=_LATELY)
-        """Steps, the actions of their layer calls, and their seconds."""
+        self.mark: Callable[[], Mark]
+        self.mark = self._event if _has_events(device) else time.perf_counter
+        """Returns this moment."""
+        self._timed: deque[tuple[Mark, Mark, _Step | int]]
+        self._timed = deque(maxlen=2 * _LATELY)
+        """Begin, end, and which step; of an optimizer's the steps before it."""
+        self._new: deque[tuple[_Step, float]] = deque(maxlen=_LATELY)
+        """Steps and their seconds."""
         self._known: dict[Context, deque[tuple[float, ...]]] = {}
         """By context, with and without `_MORE`, the work of steps and their seconds."""
         self._rates: dict[Context, Rates] = {}
@@ -97,10 +101,7 @@ class StepSeconds:
 
     # ------------------------------------------------------------------ timing
 
-    def mark(self) -> Mark:
-        """Return this moment."""
-        if not self._has_events:
-            return time.perf_counter()
+    def _event(self) -> Mark:
         event = torch.Event(device=self._device, enable_timing=True)
         event.record()
         return event
@@ -117,9 +118,7 @@ class StepSeconds:
         if self._optimizer_began is not None:  # a closure, which has run this step
             self._optimizer_began = ended
         self._n_since += 1
-        told = partial(self._note, facts, actions)
-        self._pending.append((began, ended, told))
-        self._read()
+        self._timed.append((began, ended, (facts, actions)))
 
     def optimizer_begins(self) -> None:
         """Take note that an optimizer's step begins."""
@@ -129,21 +128,15 @@ class StepSeconds:
         """Take note that a step of one of the model's optimizers has ended."""
         if self._optimizer_began is None:  # it is part of a backward, or of another's
             return
-        told = partial(self._note_optimizer, self._n_since)
-        self._pending.append((self._optimizer_began, self.mark(), told))
+        self._timed.append((self._optimizer_began, self.mark(), self._n_since))
         self._n_since, self._optimizer_began = 0, None
 
-    def _note(self, facts: StepInput, actions: Sequence[str], seconds: float) -> None:
-        self._new.append((facts, actions, seconds))
-
-    def _note_optimizer(self, n_steps: int, seconds: float) -> None:
-        self._optimizer.append(seconds)
-        self._n_steps.append(n_steps)
+    # ------------------------------------------------------------------ telling
 
     def _read(self) -> None:
         """Take in what the device has done by now."""
-        while self._pending:
-            began, ended, told = self._pending[0]
+        while self._timed:
+            began, ended, which = self._timed[0]
             if isinstance(began, float):
                 assert isinstance(ended, float)
                 seconds = ended - began
@@ -152,10 +145,12 @@ class StepSeconds:
                 if not ended.query():
                     return
                 seconds = began.elapsed_time(ended) / 1e3
-            self._pending.popleft()
-            told(seconds)
-
-    # ------------------------------------------------------------------ telling
+            self._timed.popleft()
+            if isinstance(which, int):
+                self._optimizer.append(seconds)
+                self._n_steps.append(which)
+            else:
+                self._new.append((which, seconds))
 
     def rates(self, context: Context) -> Rates | None:
         """Return what the seconds of steps of a context are made of.
@@ -167,7 +162,7 @@ class StepSeconds:
             None where too few such steps were timed, or too few shapes.
         """
         self._take_in()
-        own = _alike(context)
+        own = without_rows(context)
         rates = self._rates.get(own)
         if rates is None:
             known = [*self._known.get(own, ()), *self._known.get(own + _MORE, ())]
@@ -184,13 +179,14 @@ class StepSeconds:
         self._read()
         model = self._learner.model
         for _ in range(len(self._new)):
-            facts, actions, seconds = step = self._new.popleft()
+            step, seconds = self._new.popleft()
+            facts, actions = step
             if facts.context not in model.patterns:
-                self._new.append(step)  # its lesson waits
+                self._new.append((step, seconds))  # its lesson waits
                 continue
             if len(actions) != len(model.pattern(facts).events):
                 continue
-            own, work = _alike(facts.context), step_work(model, facts, actions)
+            own, work = without_rows(facts.context), step_work(model, facts, actions)
             key = own + _MORE if work[-1] else own
             known = self._known.pop(key, None) or deque(maxlen=_LATELY)
             known.append((*work, seconds))
@@ -214,7 +210,7 @@ class StepSeconds:
         Args:
             state: What ``state_dict`` returned, or nothing.
         """
-        for waiting in (self._pending, self._new, self._rates):
+        for waiting in (self._timed, self._new, self._rates):
             waiting.clear()
         self._known = {
             str(own): deque((tuple(map(float, row)) for row in known), maxlen=_LATELY)
@@ -222,11 +218,6 @@ class StepSeconds:
         }
         self._optimizer = deque(map(float, state.get("optimizer", ())), maxlen=_FEW)
         self._n_steps = deque(map(int, state.get("n_steps", ())), maxlen=_FEW)
-
-
-def _alike(context: Context) -> Context:
-    """Return what contexts share whose steps take as long."""
-    return context.replace(BY_ROWS, "")
 
 
 def _fitted(known: Sequence[tuple[float, ...]]) -> Rates:

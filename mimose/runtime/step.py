@@ -26,10 +26,10 @@ import enum
 import logging
 import time
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
@@ -37,14 +37,7 @@ from mimose.budget import format_bytes
 from mimose.cost.measured import ran_least
 from mimose.cost.problem import Memory
 from mimose.exceptions import MimoseError
-from mimose.memory.marks import (
-    Retained,
-    Trace,
-    analyse,
-    retained_bytes,
-    retained_outputs,
-    without_readings,
-)
+from mimose.memory.marks import Trace, analyse, without_readings
 from mimose.memory.meters import Meter
 from mimose.policy import OTHERS, Decision, joined
 from mimose.records import Peaks, StepRecord
@@ -54,6 +47,7 @@ from mimose.torch_private import (
     NO_GRAPH_TASK,
     current_graph_task,
     queue_callback,
+    storage_key,
 )
 from mimose.types import Measured, StepInput, StepSample
 
@@ -174,7 +168,13 @@ def _teach(engine: Engine, outcome: StepOutcome, sample: StepSample) -> None:
 
 # ------------------------------------------------------------ step
 
+Retained: TypeAlias = Mapping[int, tuple[Callable[[], object], int]]
+"""By storage of an output of the last step: what returns it as long as the user holds
+it, and its bytes. It is part of what the next step starts from, and usually goes when
+its outputs take their names: after its forward, before its backward."""
 
+_LEAST_OUTPUT_BYTES = 65536
+"""Smaller outputs are not worth looking after."""
 _NOT_ALL = "the backward did not go through all forwards before it"
 _TWO_BACKWARDS = "two backwards"
 _NO_END = "the backward did not run to its end, or not through the outputs"
@@ -225,7 +225,7 @@ class Window:
     def __init__(self, memory: Memory, carried: Retained) -> None:
         self.memory = memory
         self.carried = carried
-        self.carried_bytes = retained_bytes(carried)
+        self.carried_bytes = _alive(carried) if carried else 0
         self.released_bytes = 0
         self.steps: list[Step] = []
         self.parts: list[StepInput] = []
@@ -585,15 +585,21 @@ class Steps:
         tensors = [output] if is_one else list(tensors_in(output))
         # Only the outputs' graph refers to this hook: Note: [The end of backward].
         graph, is_waiting = partial(self._note_gradient, step), False
+        retained = dict(self.retained) if step.part else {}
         for tensor in tensors:
             if tensor.requires_grad and tensor.grad_fn is not None:
                 tensor.register_hook(graph)
                 is_waiting = True
+            if tensor.layout == torch.strided:
+                storage = tensor.untyped_storage()
+                if storage.nbytes() >= _LEAST_OUTPUT_BYTES:
+                    own = weakref.ref(storage), storage.nbytes()
+                    retained[storage_key(storage)] = own
+        self.retained = retained
         step.stage, step.graph = Stage.WAITING, weakref.ref(graph)
         if not is_waiting:
             step.unseen = self._unseen(tensors, output)
         self._wall_of = weakref.ref(graph, self._graph_gone)
-        self.retained = retained_outputs(tensors, self.retained if step.part else {})
         window.add(step, calls)
         self._window = window
         self.open.append(step)
@@ -657,9 +663,7 @@ class Steps:
         if window.trace is not None and gradient.numel() == 1:
             window.trace.turn()
         if window.carried_bytes and not window.is_closed:
-            window.released_bytes = window.carried_bytes - retained_bytes(
-                window.carried
-            )
+            window.released_bytes = window.carried_bytes - _alive(window.carried)
         if self._window is window:
             self._window = None
         if step.has_wall:
@@ -678,7 +682,8 @@ class Steps:
             window.trace.end()
             level = max(level, window.trace.peak_bytes)
         self._wall_of = None
-        self._footprint.drop_wall()
+        if self._footprint.has_wall:
+            self._footprint.drop_wall()
         peaks = self._footprint.fold()
         if level > peaks.level_bytes:
             self._footprint.note_level(level)
@@ -726,13 +731,17 @@ class Steps:
         if window.planned is not None and (window.reason or window.planned != facts):
             for step in window.steps:
                 step.withdraw(window.reason or OTHERS)
-        records = []
+        records: list[StepRecord] = []
+        actions: list[str] = []
+        n_retries = 0
         for step in window.steps:
             self.open.remove(step)
             step.growth_bytes = last.growth_bytes  # it knew all of them
-            records.append(step.close(has_ended=True))
-        if window.began is not None and not any(record.retries for record in records):
-            actions = [action for record in records for action in record.actions]
+            record = step.close(has_ended=True)
+            records.append(record)
+            actions += record.actions
+            n_retries += record.retries
+        if window.began is not None and not n_retries:
             self._engine.seconds.step_ended(window.began, facts, actions)
         trace, sample = window.trace, None
         if trace is not None:
@@ -769,6 +778,11 @@ class Steps:
         for step in window.steps:
             step.reason = _TWO_BACKWARDS
             self._engine.records.close(step.record())
+
+
+def _alive(outputs: Retained) -> int:
+    """Return how many bytes of some outputs are still there."""
+    return sum(n for ref, n in outputs.values() if ref() is not None)
 
 
 def is_in_backward() -> bool:
