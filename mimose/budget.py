@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
+import sys
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -26,7 +27,6 @@ _LEFT_TO_RANKS_BYTES = 2**30
 """... and so much more where ranks communicate."""
 _LEAST_BARE = 2**20
 """A smaller text without a unit is more likely one of MiB or GiB."""
-_MOST = 2**63
 _PATTERN = re.compile(r"\s*(\+?)\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%|[a-zA-Z]*)\s*")
 
 
@@ -181,7 +181,7 @@ def _parse_fraction(budget: object, fraction: float, device_bytes: int | None) -
 
 
 def _positive(budget: object, n_bytes: float) -> int:
-    if n_bytes > _MOST:
+    if n_bytes > sys.maxsize:
         msg = "budget is more than 2**63 bytes, which no device has"
         raise BudgetError(msg)
     if math.isnan(n_bytes) or n_bytes < 1:

@@ -61,9 +61,6 @@ from mimose.worker import Lane, lock
 
 # ------------------------------------------------------------ least peaks
 
-_MOST_STEPS = 256
-"""Steps remembered; then the one that came first is forgotten."""
-
 
 class LeastPeaks:
     """Remembers what steps with everything recomputed needed.
@@ -76,7 +73,7 @@ class LeastPeaks:
 
     def __init__(self) -> None:
         self._least: dict[tuple[Context, Sizes], tuple[float, float]] = {}
-        """Peaks without the optimizer's state, and growths."""
+        """Peaks without the optimizer's state, and growths; the last ones."""
 
     def add(
         self,
@@ -95,7 +92,7 @@ class LeastPeaks:
         """
         least = peak_bytes - state_bytes, growth_bytes
         self._least[facts.context, facts.sizes] = least
-        if len(self._least) > _MOST_STEPS:
+        if len(self._least) > MOST_CONTEXTS:
             del self._least[next(iter(self._least))]
 
     def bound(self, facts: StepInput, start_bytes: float, state_bytes: float) -> float:
@@ -124,7 +121,7 @@ Parts: TypeAlias = tuple[StepInput, ...]
 """The forwards of a window."""
 
 _MOST_FORWARDS = 16
-_LATELY = 16
+LATELY = 16
 """Windows that began alike and are remembered."""
 SEVERAL_BACKWARDS = "several backwards go through such steps"
 OTHERS = "other forwards or backwards make up this step than before"
@@ -193,7 +190,7 @@ class Windows:
             return
         if self.expected(parts[0]) != joined(parts):
             self._to_come.pop(context, None)
-        seen = self.seen.pop(context, None) or deque(maxlen=_LATELY)
+        seen = self.seen.pop(context, None) or deque(maxlen=LATELY)
         seen.append((tuple(parts), n_backwards))
         self.seen[context] = seen
         if len(self.seen) > MOST_CONTEXTS:
@@ -215,7 +212,7 @@ class Windows:
                     (tuple(StepInput(*as_tuples(part)) for part in parts), int(n))
                     for parts, n in seen
                 ),
-                maxlen=_LATELY,
+                maxlen=LATELY,
             )
             for context, seen in state.items()
         }
@@ -253,11 +250,8 @@ def _to_come(seen: Sequence[Parts]) -> list[tuple[StepInput, list[SizeMap]]]:
 
 _SPARE = 0.01
 """Of the room for a step: less is not worth another plan."""
-_MOST_FILLINGS = 3
 _COPIES = 4
 """Of the logits in float32, that a plain loss holds more than one by rows, at most."""
-_AHEAD = 0.002
-"""What is held may differ by so much of the headroom between now and a step to come."""
 
 _Key = tuple[Context, Sizes, bool]
 """What comes first in a `StepInput`; plans are told apart by no more."""
@@ -494,7 +488,7 @@ class Plans:
         plan = self._plan(planner, problem, memory)
         growth = plan_growth(model, facts, problem, plan.actions, released)
         reached = 0.0
-        for _ in range(_MOST_FILLINGS):
+        while True:  # each time by 1% of the room more
             # By so much the problem has the plan higher than it is predicted.
             beyond = plan.peak_bytes - problem.start_bytes - growth.bytes(released)
             keeps_all = set(plan.actions) <= {model.menu.first}
@@ -600,9 +594,8 @@ class Plans:
             self._learner.worker.submit(Lane.PLAN, facts[:3], ahead)
 
     def _make_ahead(self, facts: StepInput, memory: Memory) -> None:
-        headroom = memory.headroom_bytes
-        spare = max(self._margin.noise_bytes, _AHEAD * headroom)
-        usable = memory.start_bytes + self._margin.largest(headroom - spare)
+        most = memory.headroom_bytes - self._margin.noise_bytes
+        usable = memory.start_bytes + self._margin.largest(most)
         if doubt(self._learner.model, facts):
             return
         try:
@@ -655,16 +648,14 @@ _STAGES = (0.35, 0.7)
 """Shares of the way from the safest plan to the whole budget, each checked by a step
 before a context is planned freely."""
 _MEASURED_STEPS = 32
-"""So many steps are measured, if their shape is new, under a plan or not."""
-_MOST_TRIES = 32
-"""Steps that show actions of which little is known."""
+"""So many steps are measured, if their shape is new, under a plan or not. As many show
+actions of which little is known, and as many in a row without a plan are worth a
+warning."""
 _LARGE = 0.5
 """Steps that grow by less of the headroom teach the margin nothing: noise is all."""
 _OFF = 0.005
 """A prediction that a measured step showed to be off by more was of a model that has
 learned better since: the plans made until then are made again."""
-_PATIENCE = 50
-"""Steps in a row that were measured and not planned; then that is worth a warning."""
 
 
 class Policy:
@@ -802,7 +793,7 @@ class Policy:
         a step. Lossy actions are not tried where all can be kept.
         """
         menu, planned = model.menu, made.plan.actions
-        if self._n_tries >= _MOST_TRIES or self._learner.n_waiting > 1:
+        if self._n_tries >= _MEASURED_STEPS or self._learner.n_waiting > 1:
             return None
         is_exact = made.keeps_all
         actions, turns = list(planned), count()
@@ -1063,14 +1054,14 @@ class Policy:
     def _note(self, why_not: str) -> None:
         """Count steps without a plan, and warn once where there is no end of them."""
         self._n_unplanned = self._n_unplanned + 1 if why_not else 0
-        if self._n_unplanned == _PATIENCE:
+        if self._n_unplanned == _MEASURED_STEPS:
             _log.warning(
                 "mimose: the last %d steps were all measured, with everything "
                 "recomputed, and none was planned; the last reason: %s. Where inputs "
                 "differ in more than their sizes (texts, identifiers, numbers of "
                 "tensors), keep that out of the model's arguments. Where nothing "
                 "helps, planner='full' recomputes everything without measuring.",
-                _PATIENCE,
+                _MEASURED_STEPS,
                 why_not,
             )
 

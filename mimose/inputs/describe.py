@@ -182,7 +182,6 @@ def _token(path: str, leaf: object) -> object:
 
 # --------------------------------------------------------------- the names of sizes
 
-_MOST_NAMED = 1024
 _ABOUT = (
     "input_ids",
     "inputs_embeds",
@@ -269,7 +268,7 @@ class SizeTable:
         found = named.get(sizes)
         if found is None:
             found = {name: sizes[column] for name, column in shown}
-            if len(named) >= _MOST_NAMED:
+            if len(named) >= _MOST_REMEMBERED:
                 named.clear()
             named[sizes] = found
         return found

@@ -34,8 +34,6 @@ from mimose.types import StepInput
 if TYPE_CHECKING:
     from mimose.runtime.engine import Engine
 
-_SLACK = 0.005
-"""Freed memory that a step may start with, as a share of what steps grow by."""
 _CALLS = operator.attrgetter("calls")
 _SHARED = "several forwards or backwards make up a step"
 _AGAIN = "the step is run again"
@@ -292,8 +290,7 @@ class Driver:
     def _new_window(self) -> Window:
         self.renew_budget()
         self._is_renewed = self._engine.optimizers.has_just_stepped = False
-        slack = max(5 * self._meter.noise_bytes, _SLACK * self._learner.model.scale)
-        start, peaks = self._footprint.begin(slack)
+        start, peaks = self._footprint.begin(5 * self._meter.noise_bytes)
         if self._steps.open:
             self._steps.note_peak(peaks.level_bytes)
         memory = self._footprint.memory(start, self._engine.host_budget_bytes)

@@ -39,7 +39,7 @@ from mimose.cost.problem import Memory
 from mimose.exceptions import MimoseError
 from mimose.memory.marks import Trace, analyse, without_readings
 from mimose.memory.meters import Meter
-from mimose.policy import OTHERS, Decision, joined
+from mimose.policy import LATELY, OTHERS, Decision, joined
 from mimose.records import Peaks, StepRecord
 from mimose.runtime.seconds import Mark
 from mimose.tensors import tensors_in
@@ -181,8 +181,6 @@ _NO_END = "the backward did not run to its end, or not through the outputs"
 _NO_GRADIENT = "what the model returned needs no gradient, so no backward was observed"
 _NO_BACKWARD = "no backward followed"
 _DETACHED = "detached before the backward"
-_SHARED_STEPS = 20
-"""Forwards for which it is remembered that several of them share their backwards."""
 
 
 class Stage(enum.Enum):
@@ -725,7 +723,7 @@ class Steps:
         last, parts = window.steps[-1], window.parts
         facts = parts[0] if len(parts) == 1 else joined(parts)
         if window.is_left:
-            self._shared_until = self.n_begun + _SHARED_STEPS
+            self._shared_until = self.n_begun + LATELY
         elif self._engine.plans:
             self._engine.policy.windows.absorb(window.parts, 1)
         if window.planned is not None and (window.reason or window.planned != facts):
@@ -770,7 +768,7 @@ class Steps:
         such steps are not planned for a while.
         """
         if self.n_begun > window.steps[-1].number + 1:
-            self._shared_until = self.n_begun + _SHARED_STEPS
+            self._shared_until = self.n_begun + LATELY
         elif self._engine.plans and not window.is_left:
             self._engine.policy.windows.absorb(window.parts, 2)
             if not window.is_shared:

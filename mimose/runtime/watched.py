@@ -17,15 +17,12 @@ from mimose.inputs.describe import SizeTable
 from mimose.policy import Policy
 from mimose.runtime.checks import BudgetChecks
 from mimose.tensors import tensors_in
-from mimose.types import Sizes, StepInput
+from mimose.types import MOST_CONTEXTS, Sizes, StepInput
 
 _log = logging.getLogger(__name__)
 
 _Batch = TypeVar("_Batch")
 
-_MOST_STEPS = 8
-"""Behind one batch; more are not foretold."""
-_MOST_RULES = 32
 _MOST_SHAPES = 8
 """Of an epoch's, the largest, are looked at."""
 _CONSTANT = -1
@@ -84,7 +81,7 @@ class Ahead:
         """
         batch, place = self.batch, self._n_ran
         self._n_ran += 1
-        if not batch or place >= _MOST_STEPS:
+        if not batch:
             return
         key = len(batch), place, facts._replace(sizes=())
         first, places = self._rules.pop(key, (facts.sizes, []))
@@ -98,7 +95,7 @@ class Ahead:
         if places:
             found = [a & b for a, b in zip(places, found, strict=True)]
         self._rules[key] = first, found
-        if len(self._rules) > _MOST_RULES:
+        if len(self._rules) > MOST_CONTEXTS:
             del self._rules[next(iter(self._rules))]
 
     def close(self) -> None:
