@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 import re
 import runpy
@@ -18,6 +19,7 @@ import torch
 from torch import nn
 
 import mimose
+from mimose import planners, predictors
 from mimose.cli import main as cli
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -210,6 +212,89 @@ def test_every_python_block_runs(
         if session is not trained:
             session.detach()
             assert len(session.records) >= 2
+
+
+# ---------------------------------------------------------------------------- messages
+
+
+def _text(node: ast.expr | None) -> str:
+    """Return a string as a page quotes it, with an ellipsis for what varies."""
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(_text, node.values))
+    if isinstance(node, ast.BinOp):
+        return _text(node.left) + _text(node.right)
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return re.sub(r"%\w", "…", node.value)
+    return "…"
+
+
+def _strings() -> Iterator[str]:
+    parts = mimose, planners, predictors
+    folders = [Path(str(part.__file__)).resolve().parent for part in parts]
+    for path in {path for folder in folders for path in folder.rglob("*.py")}:
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.JoinedStr | ast.Constant):
+                yield _text(node)
+
+
+def _messages() -> Iterator[str]:
+    """Yield what is raised or logged where a user trains."""
+    package = Path(mimose.__file__).parent
+    for path in package.rglob("*.py"):
+        if path.relative_to(package).parts[0] in (
+            "__init__.py",
+            "bench",
+            "cli",
+        ):
+            continue
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            match node:
+                case ast.Assign(targets=[ast.Name("msg")], value=value):
+                    yield _text(value)
+                case ast.Raise(exc=ast.Call(args=[ast.JoinedStr() as value, *_])):
+                    yield _text(value)
+                case ast.Call(func=ast.Attribute(ast.Name("_log")), args=[value, *_]):
+                    yield _text(value)
+
+
+def _quoted() -> list[list[str]]:
+    """Return the messages of the page, each in pieces between what varies."""
+    text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    cells = re.findall(r"^\| (`.*?) \| ", text, re.MULTILINE)
+    quoted = [message for cell in cells for message in re.findall("`([^`]+)`", cell)]
+    foreign = "torch.OutOfMemoryError", "mimose …: error: …"
+    return [
+        [piece.strip() for piece in message.split("…") if len(piece.strip()) > 2]
+        for message in quoted
+        if not message.startswith(foreign)
+    ]
+
+
+def test_messages_of_the_page_are_those_of_the_library() -> None:
+    """Whoever searches for a message finds it, and no row is of one that is gone."""
+    strings = list(_strings())
+    gone = [
+        pieces
+        for pieces in _quoted()
+        if not all(any(piece in string for string in strings) for piece in pieces)
+    ]
+
+    assert len(strings) > 500
+    assert gone == []
+
+
+def test_every_message_is_on_the_page() -> None:
+    """Troubleshooting says what to do for each error and each warning."""
+    quoted = [pieces for pieces in _quoted() if len("".join(pieces)) > 5]
+    found = [message for message in _messages() if len(message) > 20]
+    unknown = [
+        message
+        for message in found
+        if not any(all(piece in message for piece in pieces) for pieces in quoted)
+    ]
+
+    assert len(found) > 100
+    assert unknown == []
 
 
 # ---------------------------------------------------------------------------- commands
