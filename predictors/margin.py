@@ -15,6 +15,8 @@ _FLOOR, _MOST = 0.01, 0.5
 """Of a margin, and of a miss: what is farther off was no reading of that step."""
 _BEYOND = 0.1
 """More for a step as far beyond the sizes measured as a fit is trusted."""
+_QUIET, _MOST_QUIET = 256, 16_384
+"""Steps behind an out-of-memory before more is tried; the most, behind several."""
 
 
 class SafetyMargin:
@@ -149,7 +151,8 @@ class LearnedLimit:
     What a device has is not what a user thinks it has: another process may hold some of
     it, libraries allocate outside of the allocator, a wall may stand somewhere. An
     out-of-memory shows where. After 256 steps without another the limit rises by a
-    256th of the budget a step; each failure doubles that time.
+    256th of the budget a step; each failure doubles that time, up to 16,384 steps. Once
+    that many more have gone well with the whole budget, what was in the way is gone.
 
     Attributes:
         bytes: The most bytes to plan for, whatever the budget.
@@ -157,7 +160,7 @@ class LearnedLimit:
 
     def __init__(self) -> None:
         self.bytes = math.inf
-        self._n_quiet, self._n_needed = 0, 128
+        self._n_quiet, self._n_needed = 0, _QUIET // 2
 
     def ran_out(self, held_bytes: float) -> None:
         """Take note of an allocation that failed.
@@ -166,7 +169,7 @@ class LearnedLimit:
             held_bytes: The most that was held before it did.
         """
         self.bytes = min(self.bytes, 0.98 * held_bytes)
-        self._n_quiet, self._n_needed = 0, 2 * self._n_needed
+        self._n_quiet, self._n_needed = 0, min(2 * self._n_needed, _MOST_QUIET)
 
     def step(self, budget_bytes: float) -> None:
         """Take note of a step in which memory did not run out.
@@ -174,7 +177,14 @@ class LearnedLimit:
         Args:
             budget_bytes: The budget.
         """
+        if budget_bytes < 0.99 * self.bytes:
+            return
+        self._n_quiet += 1
+        if self._n_quiet <= self._n_needed:
+            return
         if self.bytes < budget_bytes:
-            self._n_quiet += 1
-            if self._n_quiet > self._n_needed:
-                self.bytes += budget_bytes / 256.0
+            self.bytes += budget_bytes / 256.0
+            if self.bytes >= budget_bytes:
+                self._n_quiet = 0
+        else:
+            self._n_needed = _QUIET // 2

@@ -3,8 +3,8 @@
 Two parts, both on the hollow card, whose steps take the host's time alone:
 
 - tiny: a small model; rows drift up and down by a factor of ten, the budget moves every
-  25 steps, every 50 an allocation fails or the loop breaks a step off between forward
-  and backward, and every 100 there is an evaluation.
+  25 steps, every 50 the loop breaks a step off between forward and backward, every 100
+  there is an evaluation, and every 1,000 an allocation fails.
 - hollow: BERT-large on 24 GiB, batches drawn by `mimose.BatchSampler`, epoch by epoch.
 
     python -m benchmarks.proofs longrun --part tiny --steps 100000
@@ -49,9 +49,11 @@ OPTIONS = (
 
 _LOOKS = 100
 _ROWS, _BLOCKS = (20_000, 200_000), 4
-_MOVES, _FAULTS, _EVALUATES = 25, 50, 100
+_LIKE = 2_000
+"""Rows are its multiples: hollow kernels remember what they did for each shape."""
+_MOVES, _BREAKS, _EVALUATES, _FAULTS = 25, 50, 100, 1000
 _LOWEST, _N_BUDGETS = 1.4, 6
-_GIB, _SAMPLES = 24, 16_000
+_GIB, _SAMPLES, _PADDED = 24, 16_000, 32
 _RSS_BAR, _OBJECTS_BAR, _SECONDS_BAR, _MARGIN_BAR = 2**20, 0.01, 1.1, 0.01
 
 
@@ -169,10 +171,11 @@ def _tiny(task: Mapping[str, Any]) -> Iterator[mimose.Session]:
         for number in range(task["steps"]):
             drift = 0.5 + 0.4 * math.sin(number / 3000) + draw.gauss(0, 0.08)
             rows = int(math.exp(low + (high - low) * min(1.0, max(0.0, drift))))
+            rows = -(-rows // _LIKE) * _LIKE
             if number % _MOVES == 0:
                 session.budget = draw.choice(budgets)
-            is_broken = number % _FAULTS == 0 and draw.random() < 0.5
-            if number % _FAULTS == 0 and not is_broken:
+            is_broken = number % _BREAKS == 0
+            if number % _FAULTS == 1:
                 device.fail_allocation(draw.randrange(1, 80))
             try:
                 session.step(partial(step, rows, broken=is_broken))
@@ -200,5 +203,6 @@ def _hollow(task: Mapping[str, Any]) -> Iterator[mimose.Session]:
         for epoch in range(task["steps"]):
             sampler.set_epoch(epoch)
             for batch in sampler:
-                run.train((max(lengths[at] for at in batch),), len(batch), session)
+                longest = max(lengths[at] for at in batch)
+                run.train((-(-longest // _PADDED) * _PADDED,), len(batch), session)
                 yield session

@@ -123,3 +123,25 @@ def test_a_limit_falls_when_memory_runs_out_and_rises_slowly(n_failures):
     for _ in range(2000):
         limit.step(1000.0)
     assert 1000.0 <= limit.bytes < 1004.0
+
+
+def test_a_limit_does_not_ratchet():
+    """A failure now and then costs each time the same, however many came before."""
+    limit = LearnedLimit()
+
+    def n_low():
+        limit.ran_out(600.0)
+        steps = 0
+        while limit.bytes < 1000.0:
+            limit.step(1000.0)
+            steps += 1
+        for _ in range(600):
+            limit.step(1000.0)
+        return steps
+
+    assert {256 + 106} == {n_low() for _ in range(30)}
+    for _ in range(30):
+        limit.ran_out(600.0)
+    for _ in range(16_384 + 106):
+        limit.step(1000.0)
+    assert limit.bytes >= 1000.0
