@@ -54,7 +54,7 @@ class _Block(NamedTuple):
     """Like layers in a row."""
 
     family: str
-    n_events: int
+    n_calls: int
     layer_bytes: float
     """Held by a layer that keeps everything."""
     seconds: float
@@ -66,7 +66,7 @@ class _Block(NamedTuple):
 def draw_problem(
     rng: np.random.Generator,
     kind: str,
-    n_events: int,
+    n_calls: int,
     *,
     n_actions: int = 6,
     jitter: float = 0.0,
@@ -78,42 +78,42 @@ def draw_problem(
         rng: What to draw from.
         kind: One of `KINDS`: like layers, an encoder with its decoder, the stages of a
             convolutional net, or any two families in turn.
-        n_events: Events of the step.
+        n_calls: Calls of the step.
         n_actions: 2, 3 or 6.
         jitter: By how much the costs and bytes of like layers differ; with 0 they are
             equal, so that many plans cost the same.
-        masked: Whether families do without some actions, and single events must keep
+        masked: Whether families do without some actions, and single calls must keep
             or must do the least.
     """
-    blocks = _blocks(rng, kind, n_events)
+    blocks = _blocks(rng, kind, n_calls)
     drawn = [_table(block) for block in blocks]
     table = np.concatenate(drawn, axis=1)
     if jitter:
-        table[:3] *= 1 + jitter * rng.uniform(-1, 1, (n_events, 1))
-        table[4] *= 1 + jitter * rng.uniform(-1, 1, (n_events, 6))
+        table[:3] *= 1 + jitter * rng.uniform(-1, 1, (n_calls, 1))
+        table[4] *= 1 + jitter * rng.uniform(-1, 1, (n_calls, 6))
     table[:4] = np.rint(table[:4])
-    allowed = np.ones((n_events, 6), dtype=np.bool_)
+    allowed = np.ones((n_calls, 6), dtype=np.bool_)
     if masked:
         allowed = _masks(rng, blocks)
     menu = _MENUS[n_actions]
     allowed = allowed[:, menu]
     allowed[:, 0] |= ~allowed.any(axis=1)
-    held, forward, backward, net, cost = table
+    held, forward, backward, retained, cost = table
     columns: dict[str, Any] = {
         "held_bytes": held,
-        "forward_excess_bytes": forward,
-        "backward_excess_bytes": backward,
+        "forward_transient_bytes": forward,
+        "backward_transient_bytes": backward,
         "cost": cost,
         "host_bytes": np.zeros_like(cost),
     }
-    gaps, gap_excess = _gaps(rng, blocks)
+    gaps, gap_transient = _gaps(rng, blocks)
     return PlanningProblem(
-        events=tuple(f"layer.{index}#0" for index in range(n_events)),
+        calls=tuple(f"layer.{index}#0" for index in range(n_calls)),
         actions=tuple(ACTIONS[index] for index in menu),
         allowed=allowed,
-        backward_net_bytes=net[:, 0],
+        backward_retained_bytes=retained[:, 0],
         gap_bytes=gaps,
-        gap_excess_bytes=gap_excess,
+        gap_transient_bytes=gap_transient,
         start_bytes=float(np.rint(held[:, 0].sum() * rng.uniform(0.2, 2))),
         budget_bytes=np.inf,
         host_budget_bytes=np.inf,
@@ -129,37 +129,37 @@ def with_budget(problem: PlanningProblem, share: float) -> PlanningProblem:
     return replace(problem, budget_bytes=least + share * max(0.0, most - least))
 
 
-def _blocks(rng: np.random.Generator, kind: str, n_events: int) -> list[_Block]:
+def _blocks(rng: np.random.Generator, kind: str, n_calls: int) -> list[_Block]:
     """Draw which layers follow one another."""
     layer = float(np.exp(rng.uniform(np.log(4), np.log(400)))) * 2.0**20
     seconds = float(np.exp(rng.uniform(np.log(2e-3), np.log(0.2))))
     weights = layer * float(rng.uniform(0.02, 0.5))
     first, other = rng.choice(_FAMILIES, 2).tolist()
-    block = _Block(first, n_events, layer, seconds, weights)
+    block = _Block(first, n_calls, layer, seconds, weights)
     if kind == "layers":
         return [block]
     if kind == "pair":
         # The decoder's layers have two attentions; its texts are of another length.
-        n, more = n_events // 2, 1.4 * float(rng.uniform(0.3, 2.0))
+        n, more = n_calls // 2, 1.4 * float(rng.uniform(0.3, 2.0))
         sizes = more * layer, more * seconds, 1.3 * weights
-        blocks = [block._replace(n_events=n), _Block(first, n_events - n, *sizes)]
+        blocks = [block._replace(n_calls=n), _Block(first, n_calls - n, *sizes)]
     elif kind == "stages":
-        ends = np.sort(rng.integers(1, n_events, 3)) if n_events > 3 else [0, 0, 0]
+        ends = np.sort(rng.integers(1, n_calls, 3)) if n_calls > 3 else [0, 0, 0]
         blocks = [
             _Block("resnet", n, layer / 2**stage, seconds, weights * 4.0**stage)
-            for stage, n in enumerate(np.diff([0, *ends, n_events]).tolist())
+            for stage, n in enumerate(np.diff([0, *ends, n_calls]).tolist())
         ]
     else:
-        n_turns = int(rng.integers(1, max(2, n_events // 2 + 1)))
+        n_turns = int(rng.integers(1, max(2, n_calls // 2 + 1)))
         factor = float(np.exp(rng.uniform(-1.5, 1.5)))
         two = block, _Block(other, 1, layer * factor, seconds * factor, weights)
-        parts = np.array_split(np.arange(n_events), 2 * n_turns)
-        blocks = [two[i % 2]._replace(n_events=len(n)) for i, n in enumerate(parts)]
-    return [block for block in blocks if block.n_events]
+        parts = np.array_split(np.arange(n_calls), 2 * n_turns)
+        blocks = [two[i % 2]._replace(n_calls=len(n)) for i, n in enumerate(parts)]
+    return [block for block in blocks if block.n_calls]
 
 
 def _table(block: _Block) -> NDArray[np.float64]:
-    """Return (5, E, 6): held, forward and backward excess, net and cost."""
+    """Return (5, C, 6): held, forward and backward transient peak, retained, cost."""
     # A family's numbers are its own, whichever of its blocks is asked for.
     own = np.random.default_rng([_FAMILIES.index(block.family), 7])
     layer = block.layer_bytes
@@ -173,14 +173,14 @@ def _table(block: _Block) -> NDArray[np.float64]:
     cost = block.seconds * np.array(_SLOWER[block.family])
     cost[1:] *= 1 + own.uniform(-0.1, 0.1, 6)[1:]
     row = np.stack([held, forward, backward, np.full(6, block.weight_bytes), cost])
-    return np.repeat(row[:, None], block.n_events, axis=1)
+    return np.repeat(row[:, None], block.n_calls, axis=1)
 
 
 def _masks(rng: np.random.Generator, blocks: Sequence[_Block]) -> NDArray[np.bool_]:
     """Draw what each unit may run under, (E, 6)."""
     # The actions in between are the family's own Pareto set.
     rows = [[True, *(rng.random(4) < 0.7), True] for _ in blocks]
-    table = np.repeat(np.array(rows), [block.n_events for block in blocks], axis=0)
+    table = np.repeat(np.array(rows), [block.n_calls for block in blocks], axis=0)
     fate = rng.random(len(table))
     table[fate < 0.05, 1:] = False  # impure: it is kept
     table[fate > 0.97, :-1] = False  # shapes that depend on data: the least
@@ -190,13 +190,13 @@ def _masks(rng: np.random.Generator, blocks: Sequence[_Block]) -> NDArray[np.boo
 def _gaps(
     rng: np.random.Generator, blocks: Sequence[_Block]
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return (E + 1,) nets and excesses: embeddings, downsampling, a head."""
-    layers = np.concatenate([np.full(b.n_events, b.layer_bytes) for b in blocks])
-    gaps, excess = np.zeros((2, len(layers) + 1))
-    gaps[0], excess[0] = 0.1 * layers[0], 0.2 * layers[0]
+    """Return (C + 1,) retained bytes and transient peaks of gaps."""
+    layers = np.concatenate([np.full(b.n_calls, b.layer_bytes) for b in blocks])
+    gaps, transient = np.zeros((2, len(layers) + 1))
+    gaps[0], transient[0] = 0.1 * layers[0], 0.2 * layers[0]
     between = np.flatnonzero(np.diff(layers)) + 1
     gaps[between] = 0.05 * layers[between]
-    excess[between] = 0.3 * layers[between - 1]
+    transient[between] = 0.3 * layers[between - 1]
     head = layers[-1] * rng.choice([0.1, 0.5, 2.0, 6.0])
-    gaps[-1], excess[-1] = 0.5 * head, head
-    return np.rint(gaps), np.rint(excess)
+    gaps[-1], transient[-1] = 0.5 * head, head
+    return np.rint(gaps), np.rint(transient)

@@ -242,7 +242,7 @@ class Ranks:
     def agree(
         self,
         decision: Decision,
-        facts: StepInput,
+        step_input: StepInput,
         memory: Memory,
         *,
         part: int,
@@ -255,7 +255,7 @@ class Ranks:
 
         Args:
             decision: What it would do by itself.
-            facts: What its plan is for.
+            step_input: What its plan is for.
             memory: What is held, and the budget.
             part: Which forward of its window it is.
             is_measured: Whether its boundaries will be read.
@@ -270,14 +270,14 @@ class Ranks:
             MimoseError: Another rank is gone, or does not answer.
         """
         chosen = decision.chosen
-        if chosen is not None and len(chosen.events) > self._most_calls:
+        if chosen is not None and len(chosen.calls) > self._most_calls:
             why = f"more than {self._most_calls} calls of layers make up a step"
             decision, chosen = Decision("fallback", None, reason=why), None
         own: tuple[int, ...] = ()
         calls = 0
         if chosen is not None:
             own = tuple(map(menu.names.index, chosen.plan.actions))
-            calls = _hash((chosen.events, chosen.between, part))
+            calls = _hash((chosen.calls, chosen.between, part))
         head = [int(chosen is None), int(is_measured), calls, -calls]
         kept_here = [int(layer.is_kept) for layer in layers]
         fresh_here = [int(not (layer.is_compared or layer.is_kept)) for layer in layers]
@@ -295,13 +295,13 @@ class Ranks:
                 wanted = tuple(
                     0 if call.rpartition("#")[0] in names else index
                     for call, index in zip(
-                        chosen.events, body[2 * len(layers) :], strict=False
+                        chosen.calls, body[2 * len(layers) :], strict=False
                     )
                 )
                 actions = tuple(menu.names[index] for index in wanted)
                 made = decision
                 if wanted != own:
-                    made = policy.imposed(facts, decision, memory, actions)
+                    made = policy.imposed(step_input, decision, memory, actions)
             agreed = made or Decision("fallback", None, reason=_OTHERS_UNPLANNED)
             self._n_changed += agreed is not decision
         recomputed = [not is_kept for is_kept in kept]

@@ -87,17 +87,20 @@ def asked(
             "a step first"
         )
         raise MimoseError(msg)
-    facts, table = last
+    step_input, table = last
     if shape is None:
-        return facts, table
-    first = facts
-    if "+" in facts.context:  # a window: Note: [Windows] of the policy
-        contexts, structures = facts.context.split("+"), facts.structure.split("+")
+        return step_input, table
+    first = step_input
+    if "+" in step_input.context:  # a window: Note: [Windows] of the policy
+        contexts, structures = (
+            step_input.context.split("+"),
+            step_input.structure.split("+"),
+        )
         found = engine.told.tables.get(structures[0])
         assert found is not None
         table = found
-        sizes = facts.sizes[: len(table.names)]
-        first = StepInput(contexts[0], sizes, facts.has_gradients, structures[0])
+        sizes = step_input.sizes[: len(table.names)]
+        first = StepInput(contexts[0], sizes, step_input.has_gradients, structures[0])
     first = first._replace(sizes=table.fill(shape, first.sizes))
     if first.context not in engine.policy.windows.seen:
         return first, table
@@ -128,14 +131,14 @@ class Forecasts:
     ) -> Forecast:
         """Return what a step of a shape would take; see `Session.forecast`."""
         n_bytes = self._budget(budget)
-        facts, table, memory = self._begins(shape, n_bytes, accumulating)
-        key = self._key(facts, memory), n_bytes
+        step_input, table, memory = self._begins(shape, n_bytes, accumulating)
+        key = self._key(step_input, memory), n_bytes
         found = self._known.get(key)
         if found is None:
-            found = self._forecast(facts, table, memory, n_bytes)
+            found = self._forecast(step_input, table, memory, n_bytes)
             self._known[key] = found
         forecast, work = found
-        rates = self._engine.seconds.rates(facts.context)
+        rates = self._engine.seconds.rates(step_input.context)
         if work is None or rates is None:
             return forecast
         seconds, _, extra = rates.parts(*work)
@@ -150,17 +153,17 @@ class Forecasts:
         accumulating: bool | None,
     ) -> int:
         """Return the largest size with which a step fits; see `Session.largest`."""
-        facts, table, memory = self._begins(
+        step_input, table, memory = self._begins(
             {**shape, vary: 1}, self._budget(budget), accumulating
         )
-        key = self._key(facts, memory), vary, most
+        key = self._key(step_input, memory), vary, most
         found = self._largest.get(key)
         if found is not None:
             return found
 
         def known(size: int) -> tuple[StepInput, float | None]:
             own, _ = asked(self._engine, {**shape, vary: size})
-            own = own._replace(has_gradients=facts.has_gradients)
+            own = own._replace(has_gradients=step_input.has_gradients)
             return self._usable(own, table, memory)
 
         def over(size: int) -> float:
@@ -188,7 +191,7 @@ class Forecasts:
         accumulating: bool | None,
     ) -> tuple[StepInput, SizeTable, Memory]:
         """Return a step, its sizes' names, and what is held as it begins."""
-        facts, table = asked(self._engine, shape)
+        step_input, table = asked(self._engine, shape)
         driver = self._engine.driver
         if accumulating is None:
             accumulating = driver.accumulates
@@ -200,15 +203,15 @@ class Forecasts:
             start_bytes=math.ceil(memory.start_bytes / grain) * grain,
             budget_bytes=math.floor((memory.budget_bytes + more_level) / grain) * grain,
         )
-        return facts._replace(has_gradients=accumulating), table, memory
+        return step_input._replace(has_gradients=accumulating), table, memory
 
-    def _key(self, facts: StepInput, memory: Memory) -> Hashable:
+    def _key(self, step_input: StepInput, memory: Memory) -> Hashable:
         engine, share = self._engine, round(self._engine.policy.margin.share, 3)
         known = engine.learner.model.version, engine.steps.n_begun > 0
-        return facts, memory, known, share
+        return step_input, memory, known, share
 
     def _usable(
-        self, facts: StepInput, table: SizeTable, memory: Memory
+        self, step_input: StepInput, table: SizeTable, memory: Memory
     ) -> tuple[StepInput, float | None]:
         """Return which step is known of that tells of this one, and how far it may go.
 
@@ -220,23 +223,23 @@ class Forecasts:
             that is known tells of it.
         """
         driver, learner = self._engine.driver, self._engine.learner
-        contexts = [facts.context]
-        if "+" not in facts.context:
-            base = facts.context.removesuffix(BY_ROWS)
-            n_labels = table.n_elements(facts.sizes, "labels")
+        contexts = [step_input.context]
+        if "+" not in step_input.context:
+            base = step_input.context.removesuffix(BY_ROWS)
+            n_labels = table.n_elements(step_input.sizes, "labels")
             budget_bytes = self._engine.footprint.budget_bytes
             large = large_logits(driver.losses, n_labels, budget_bytes)
             contexts = [base]
             if large:
-                plain = facts._replace(context=base)
-                by_rows = facts._replace(context=base + BY_ROWS)
+                plain = step_input._replace(context=base)
+                by_rows = step_input._replace(context=base + BY_ROWS)
                 plans = self._engine.policy.plans
                 is_plain = plans.prefers_plain_loss(plain, by_rows, large, memory)
                 contexts.insert(is_plain, base + BY_ROWS)
         likes = [
-            facts._replace(context=context, has_gradients=has_gradients)
+            step_input._replace(context=context, has_gradients=has_gradients)
             for context in contexts
-            for has_gradients in dict.fromkeys((facts.has_gradients, False))
+            for has_gradients in dict.fromkeys((step_input.has_gradients, False))
         ]
         if all(doubt(learner.model, like) for like in likes):
             learner.worker.catch_up()
@@ -247,14 +250,14 @@ class Forecasts:
         return likes[0], None
 
     def _forecast(
-        self, facts: StepInput, table: SizeTable, memory: Memory, budget_bytes: int
+        self, step_input: StepInput, table: SizeTable, memory: Memory, budget_bytes: int
     ) -> tuple[Forecast, Work | None]:
         """Return a forecast without seconds, and what these follow from."""
-        known, usable = self._usable(facts, table, memory)
+        known, usable = self._usable(step_input, table, memory)
         model, plans = self._engine.learner.model, self._engine.policy.plans
         is_new = known.context not in model.patterns
         forecast = Forecast(
-            shape=table.named(facts.sizes),
+            shape=table.named(step_input.sizes),
             fits=None,
             why_not=None,
             budget_bytes=budget_bytes,

@@ -77,7 +77,7 @@ class LeastPeaks:
 
     def add(
         self,
-        facts: StepInput,
+        step_input: StepInput,
         peak_bytes: float,
         growth_bytes: float,
         state_bytes: float,
@@ -85,21 +85,23 @@ class LeastPeaks:
         """Take in one step in which everything was recomputed.
 
         Args:
-            facts: The step.
+            step_input: The step.
             peak_bytes: Reached in it.
             growth_bytes: The same over its start.
             state_bytes: Of the optimizer, at that time.
         """
         least = peak_bytes - state_bytes, growth_bytes
-        self._least[facts.context, facts.sizes] = least
+        self._least[step_input.context, step_input.sizes] = least
         if len(self._least) > MOST_CONTEXTS:
             del self._least[next(iter(self._least))]
 
-    def bound(self, facts: StepInput, start_bytes: float, state_bytes: float) -> float:
+    def bound(
+        self, step_input: StepInput, start_bytes: float, state_bytes: float
+    ) -> float:
         """Return a peak that no plan can go below, 0 if none is known.
 
         Args:
-            facts: The step to come.
+            step_input: The step to come.
             start_bytes: Held now.
             state_bytes: Of the optimizer, now.
         """
@@ -107,9 +109,11 @@ class LeastPeaks:
             (
                 min(peak + state_bytes, start_bytes + growth)
                 for (context, sizes), (peak, growth) in self._least.items()
-                if context == facts.context
-                and len(sizes) == len(facts.sizes)
-                and all(s <= own for s, own in zip(sizes, facts.sizes, strict=True))
+                if context == step_input.context
+                and len(sizes) == len(step_input.sizes)
+                and all(
+                    s <= own for s, own in zip(sizes, step_input.sizes, strict=True)
+                )
             ),
             default=0.0,
         )
@@ -282,11 +286,11 @@ class CachedPlan:
     """A plan for one shape, with all that a hit needs."""
 
     plan: Plan
-    events: tuple[str, ...]
+    calls: tuple[str, ...]
     """The names of the layer calls, in order."""
     by_layer: tuple[tuple[str, ...], ...]
     """The actions of each layer's calls."""
-    calls: tuple[int, ...]
+    counts: tuple[int, ...]
     """How often each layer is called."""
     growth: Growth
     flops: tuple[int, ...]
@@ -304,13 +308,13 @@ class CachedPlan:
     decided: dict[float, Decision] = field(default_factory=dict)
     """By what is released, the decisions of hits."""
 
-    def calls_until(self, part: int) -> tuple[int, ...]:
+    def counts_until(self, part: int) -> tuple[int, ...]:
         """Return how often each layer is called up to the end of a forward."""
-        return self.between[part] if part < len(self.between) else self.calls
+        return self.between[part] if part < len(self.between) else self.counts
 
-    def events_of(self, part: int) -> slice:
+    def calls_of(self, part: int) -> slice:
         """Return where the layer calls of a forward stand among all."""
-        ends = (0, *self.ends, len(self.events))
+        ends = (0, *self.ends, len(self.calls))
         return slice(*ends[part : part + 2]) if part < len(ends) - 1 else slice(0)
 
     @property
@@ -355,15 +359,15 @@ class Plans:
         self._lock = lock()
         self.hits = self.misses = self.n_ready = 0
 
-    def get(self, facts: StepInput, memory: Memory) -> CachedPlan | None:
+    def get(self, step_input: StepInput, memory: Memory) -> CachedPlan | None:
         """Return the plan of a step that is about to run, if it is good today.
 
         Args:
-            facts: The step.
+            step_input: The step.
             memory: What is held, and the budget.
         """
         with self._lock:
-            found = self.peek(facts, memory)
+            found = self.peek(step_input, memory)
             if found is None:
                 self.misses += 1
                 return None
@@ -372,17 +376,17 @@ class Plans:
             self.hits += 1
             return found
 
-    def peek(self, facts: StepInput, memory: Memory) -> CachedPlan | None:
+    def peek(self, step_input: StepInput, memory: Memory) -> CachedPlan | None:
         """Return the plan that a step would find, and change nothing.
 
         Of those that are good today it is the one that costs least.
 
         Args:
-            facts: The step.
+            step_input: The step.
             memory: What is held, and the budget.
         """
         with self._lock:
-            plans = self._cache.get(facts[:3], ())
+            plans = self._cache.get(step_input[:3], ())
         valid, best = self._learner.model.valid_since, None
         headroom = memory.budget_bytes - memory.start_bytes
         for cached in plans:
@@ -399,11 +403,11 @@ class Plans:
         return best
 
     def _put(
-        self, facts: StepInput, made: CachedPlan, before: CachedPlan | None = None
+        self, step_input: StepInput, made: CachedPlan, before: CachedPlan | None = None
     ) -> CachedPlan:
         """Keep a plan beside those of its shape that do something else; return it."""
         valid, others = self._learner.model.valid_since, []
-        for other in self._cache.get(facts[:3], ()):
+        for other in self._cache.get(step_input[:3], ()):
             if other is before or other.version < valid:
                 continue
             if other.plan.actions != made.plan.actions:
@@ -411,11 +415,15 @@ class Plans:
             elif other.headroom_bytes > made.headroom_bytes:
                 made = replace(made, headroom_bytes=other.headroom_bytes)
         most = int(self._cache.maxsize)
-        self._cache[facts[:3]] = (made, *others)[:most]
+        self._cache[step_input[:3]] = (made, *others)[:most]
         return made
 
     def prefers_plain_loss(
-        self, facts: StepInput, by_rows: StepInput, logit_bytes: int, memory: Memory
+        self,
+        step_input: StepInput,
+        by_rows: StepInput,
+        logit_bytes: int,
+        memory: Memory,
     ) -> bool:
         """Whether a step fits with a plain loss and nothing recomputed.
 
@@ -423,28 +431,28 @@ class Plans:
         tells: it takes less by four copies of the logits at most.
 
         Args:
-            facts: The step with a plain loss.
+            step_input: The step with a plain loss.
             by_rows: The same with its loss by rows.
             logit_bytes: Of its logits in float32.
             memory: What is held, and the budget.
         """
-        plain, made = self.peek(facts, memory), self.peek(by_rows, memory)
+        plain, made = self.peek(step_input, memory), self.peek(by_rows, memory)
         if plain is not None:
             return plain.keeps_all
-        model, known, more = self._learner.model, facts, 0
-        if doubt(model, facts):
+        model, known, more = self._learner.model, step_input, 0
+        if doubt(model, step_input):
             known, more = by_rows, _COPIES * logit_bytes
         if (made is not None and not made.keeps_all) or doubt(model, known):
             return False
         problem = fill_problem(model, known, memory)
-        actions = (model.menu.first,) * len(problem.events)
+        actions = (model.menu.first,) * len(problem.calls)
         growth = plan_growth(model, known, problem, actions, memory.released_bytes)
         most = self._margin.allowed(growth.bytes(memory.released_bytes))
         return most + more <= memory.headroom_bytes
 
     def make(
         self,
-        facts: StepInput,
+        step_input: StepInput,
         memory: Memory,
         usable_bytes: float,
         share: float = 1.0,
@@ -453,7 +461,7 @@ class Plans:
         """Make a plan.
 
         Args:
-            facts: The step.
+            step_input: The step.
             memory: What is held, and the budget.
             usable_bytes: The level that predictions may reach: the margin is taken off.
             share: How much of the way from the safest plan to that it may go.
@@ -463,17 +471,17 @@ class Plans:
             InfeasibleBudgetError: No plan keeps the budget.
         """
         model, planner = self._learner.model, planner or self._planner
-        problem = fill_problem(model, facts, memory, usable_bytes)
+        problem = fill_problem(model, step_input, memory, usable_bytes)
         if share < 1.0:
             problem = _tightened(problem, share)
-        plan, growth = self._best(planner, model, facts, memory, problem)
-        return _with_costs(model, facts, memory, plan, growth)
+        plan, growth = self._best(planner, model, step_input, memory, problem)
+        return _with_costs(model, step_input, memory, plan, growth)
 
     def _best(
         self,
         planner: Planner,
         model: CostModel,
-        facts: StepInput,
+        step_input: StepInput,
         memory: Memory,
         problem: PlanningProblem,
     ) -> tuple[Plan, Growth]:
@@ -486,7 +494,7 @@ class Plans:
         released = memory.released_bytes
         room = problem.budget_bytes - problem.start_bytes
         plan = self._plan(planner, problem, memory)
-        growth = plan_growth(model, facts, problem, plan.actions, released)
+        growth = plan_growth(model, step_input, problem, plan.actions, released)
         reached = 0.0
         while True:  # each time by 1% of the room more
             # By so much the problem has the plan higher than it is predicted.
@@ -498,7 +506,7 @@ class Plans:
             other = self._plan(planner, wider, memory)
             if other.actions == plan.actions or other.extra_cost > plan.extra_cost:
                 break
-            fuller = plan_growth(model, facts, wider, other.actions, released)
+            fuller = plan_growth(model, step_input, wider, other.actions, released)
             if fuller.bytes(released) > room:
                 break
             plan, growth, reached = other, fuller, beyond
@@ -517,100 +525,108 @@ class Plans:
             ) from None
 
     def least(
-        self, facts: StepInput, memory: Memory, usable_bytes: float
+        self, step_input: StepInput, memory: Memory, usable_bytes: float
     ) -> CachedPlan:
         """Return the plan with the least peak; the arguments are those of `make`."""
         model = self._learner.model
-        problem = fill_problem(model, facts, memory, usable_bytes)
+        problem = fill_problem(model, step_input, memory, usable_bytes)
         plan = safest_plan(problem)
         released = memory.released_bytes
-        growth = plan_growth(model, facts, problem, plan.actions, released)
-        return _with_costs(model, facts, memory, plan, growth)
+        growth = plan_growth(model, step_input, problem, plan.actions, released)
+        return _with_costs(model, step_input, memory, plan, growth)
 
     def imposed(
-        self, facts: StepInput, memory: Memory, actions: tuple[str, ...]
+        self, step_input: StepInput, memory: Memory, actions: tuple[str, ...]
     ) -> CachedPlan:
         """Return the plan of given actions, which other ranks asked for.
 
         Args:
-            facts: The step.
+            step_input: The step.
             memory: What is held, and the budget.
             actions: One a layer call.
         """
         model = self._learner.model
-        problem = fill_problem(model, facts, memory)
+        problem = fill_problem(model, step_input, memory)
         choice = np.array([problem.actions.index(a) for a in actions], dtype=np.intp)
         plan = judge(problem, choice, planner="agreed")
-        growth = plan_growth(model, facts, problem, actions, memory.released_bytes)
-        return _with_costs(model, facts, memory, plan, growth)
+        growth = plan_growth(model, step_input, problem, actions, memory.released_bytes)
+        return _with_costs(model, step_input, memory, plan, growth)
 
     def keep(
-        self, facts: StepInput, made: CachedPlan, memory: Memory, usable_bytes: float
+        self,
+        step_input: StepInput,
+        made: CachedPlan,
+        memory: Memory,
+        usable_bytes: float,
     ) -> None:
         """Keep a plan for the next time, and have it refined.
 
         Args:
-            facts: What it was made for, as all others.
+            step_input: What it was made for, as all others.
             made: The plan.
             memory: What was held, and the budget.
             usable_bytes: The level that predictions may reach.
         """
         with self._lock:
-            made = self._put(facts, made)
+            made = self._put(step_input, made)
         if self._refiner is None or made.plan.optimal or made.keeps_all:
             return
-        refine = partial(self._refine, facts, made, memory, usable_bytes)
-        self._learner.worker.submit(Lane.REFINE, facts[:3], refine)
+        refine = partial(self._refine, step_input, made, memory, usable_bytes)
+        self._learner.worker.submit(Lane.REFINE, step_input[:3], refine)
 
     def _refine(
-        self, facts: StepInput, made: CachedPlan, memory: Memory, usable_bytes: float
+        self,
+        step_input: StepInput,
+        made: CachedPlan,
+        memory: Memory,
+        usable_bytes: float,
     ) -> None:
         with self._lock:
-            is_in_use = made in self._cache.get(facts[:3], ())
-        if not is_in_use or doubt(self._learner.model, facts):
+            is_in_use = made in self._cache.get(step_input[:3], ())
+        if not is_in_use or doubt(self._learner.model, step_input):
             return
         try:
-            refined = self.make(facts, memory, usable_bytes, planner=self._refiner)
+            refined = self.make(step_input, memory, usable_bytes, planner=self._refiner)
         except InfeasibleBudgetError:
             return  # more was learned since, and the plan is not good any more
         is_dearer = refined.plan.extra_cost > made.plan.extra_cost
         if is_dearer and not refined.plan.optimal:
             return
         with self._lock:
-            if made in self._cache.get(facts[:3], ()):
-                self._put(facts, refined, before=made)
+            if made in self._cache.get(step_input[:3], ()):
+                self._put(step_input, refined, before=made)
 
-    def prepare(self, facts: StepInput, memory: Memory) -> None:
+    def prepare(self, step_input: StepInput, memory: Memory) -> None:
         """Have a plan made for a step that is to come, if there is none that fits.
 
         Args:
-            facts: The step, of a context that is planned freely.
+            step_input: The step, of a context that is planned freely.
             memory: What is held as a step begins, and the budget.
         """
         with self._lock:
-            found = self.peek(facts, memory)
+            found = self.peek(step_input, memory)
         if found is None:
-            ahead = partial(self._make_ahead, facts, memory)
-            self._learner.worker.submit(Lane.PLAN, facts[:3], ahead)
+            ahead = partial(self._make_ahead, step_input, memory)
+            self._learner.worker.submit(Lane.PLAN, step_input[:3], ahead)
 
-    def _make_ahead(self, facts: StepInput, memory: Memory) -> None:
+    def _make_ahead(self, step_input: StepInput, memory: Memory) -> None:
         most = memory.headroom_bytes - self._margin.noise_bytes
         usable = memory.start_bytes + self._margin.largest(most)
-        if doubt(self._learner.model, facts):
+        if doubt(self._learner.model, step_input):
             return
         try:
-            made = self.make(facts, memory, usable)
+            made = self.make(step_input, memory, usable)
         except InfeasibleBudgetError:
             return  # its step says so, with the numbers of its day
         with self._lock:
-            if self.peek(facts, memory) is None:
-                self._put(facts, replace(made, is_ahead=True))
+            if self.peek(step_input, memory) is None:
+                self._put(step_input, replace(made, is_ahead=True))
 
 
 def _tightened(problem: PlanningProblem, share: float) -> PlanningProblem:
     """Let a problem go only part of the way to its budget."""
     least = safest_plan(problem).peak_bytes
-    keep_all = np.zeros(len(problem.events), dtype=np.intp)
+    keep_all = np.zeros(len(problem.calls), dtype=np.intp)
     top = min(problem.budget_bytes, lay_out(problem, keep_all).peak_bytes)
     if least >= top:
         return problem  # there is no way to go part of
@@ -618,20 +634,20 @@ def _tightened(problem: PlanningProblem, share: float) -> PlanningProblem:
 
 
 def _with_costs(
-    model: CostModel, facts: StepInput, memory: Memory, plan: Plan, growth: Growth
+    model: CostModel, step_input: StepInput, memory: Memory, plan: Plan, growth: Growth
 ) -> CachedPlan:
-    pattern = model.pattern(facts)
+    pattern = model.pattern(step_input)
     return CachedPlan(
         plan,
-        tuple(event.name for event in pattern.events),
+        tuple(call.name for call in pattern.calls),
         pattern.by_layer(plan.actions, otherwise=model.menu.first),
-        pattern.calls,
+        pattern.counts,
         growth,
-        extra_flops(model, facts, plan.actions),
+        extra_flops(model, step_input, plan.actions),
         memory.headroom_bytes,
         model.version,
         pattern.between,
-        tuple(pattern.events_until(part) for part in range(len(pattern.between))),
+        tuple(pattern.calls_until(part) for part in range(len(pattern.between))),
     )
 
 
@@ -730,43 +746,45 @@ class Policy:
             if decision.chosen is None or covers(whole, parts):
                 return before
             return joined(parts), Decision("fallback", None, reason=OTHERS)
-        facts = parts[0]
-        if facts.context in self.windows.seen:
-            expected = self.windows.expected(facts)
+        step_input = parts[0]
+        if step_input.context in self.windows.seen:
+            expected = self.windows.expected(step_input)
             if isinstance(expected, str):
-                return facts, Decision("fallback", None, reason=expected)
-            facts = expected
-        found = self.plans.get(facts, memory)
+                return step_input, Decision("fallback", None, reason=expected)
+            step_input = expected
+        found = self.plans.get(step_input, memory)
         patterns = self._learner.model.patterns
-        if found is None or facts.context not in patterns:
-            return facts, self._plan(facts, memory, is_first=is_first)
-        if facts.context != next(reversed(patterns)):
-            self._learner.use(facts.context)
+        if found is None or step_input.context not in patterns:
+            return step_input, self._plan(step_input, memory, is_first=is_first)
+        if step_input.context != next(reversed(patterns)):
+            self._learner.use(step_input.context)
         known = found.decided.get(memory.released_bytes)
         if known is None:
             known = _decision(found, memory, cache_hit=True)
             found.decided.clear()
             found.decided[memory.released_bytes] = known
-        return facts, known
+        return step_input, known
 
-    def _plan(self, facts: StepInput, memory: Memory, *, is_first: bool) -> Decision:
+    def _plan(
+        self, step_input: StepInput, memory: Memory, *, is_first: bool
+    ) -> Decision:
         """Make a plan where the costs are known well enough."""
-        learner, context = self._learner, facts.context
+        learner, context = self._learner, step_input.context
         is_measured = context in learner.model.patterns
         is_known = is_measured and without_rows(context) in self._stages
-        if not is_known or doubt(learner.model, facts):
+        if not is_known or doubt(learner.model, step_input):
             learner.worker.catch_up()  # there is nothing better to do
         model = learner.model
         learner.use(context)
-        why_not = doubt(model, facts)
+        why_not = doubt(model, step_input)
         self._note(why_not)
         if why_not:
             return Decision("fallback" if is_known else "collect", None, reason=why_not)
         share = self._share(context)
-        beyond = extrapolation_ratio(model, facts)
-        usable = self.usable_bytes(facts, memory, is_first=is_first)
+        beyond = extrapolation_ratio(model, step_input)
+        usable = self.usable_bytes(step_input, memory, is_first=is_first)
         try:
-            made = self.plans.make(facts, memory, usable, share)
+            made = self.plans.make(step_input, memory, usable, share)
         except InfeasibleBudgetError as error:
             if self._raises:
                 raise
@@ -776,15 +794,19 @@ class Policy:
         decision = replace(_decision(made, memory), is_measured=is_new)
         if share < 1.0:
             return replace(decision, phase="step_down")
-        tried = self._tried(model, facts, decision, made)
+        tried = self._tried(model, step_input, decision, made)
         if tried is not None:
             return tried
         if not (is_first or beyond > 0.0):
-            self.plans.keep(facts, made, memory, usable)
+            self.plans.keep(step_input, made, memory, usable)
         return decision
 
     def _tried(
-        self, model: CostModel, facts: StepInput, decision: Decision, made: CachedPlan
+        self,
+        model: CostModel,
+        step_input: StepInput,
+        decision: Decision,
+        made: CachedPlan,
     ) -> Decision | None:
         """Have a step show actions of which little is known; None where none is.
 
@@ -797,7 +819,7 @@ class Policy:
             return None
         is_exact = made.keeps_all
         actions, turns = list(planned), count()
-        for at, unknown in enumerate(untold(model, facts)):
+        for at, unknown in enumerate(untold(model, step_input)):
             names = [n for n in unknown if not (is_exact and n in menu.lossy)]
             if names and planned[at] == menu.first:
                 actions[at] = names[next(turns) % len(names)]
@@ -805,7 +827,7 @@ class Policy:
         if actions == list(planned):
             return None
         self._n_tries += 1
-        by_layer = model.pattern(facts).by_layer(actions, otherwise=menu.first)
+        by_layer = model.pattern(step_input).by_layer(actions, otherwise=menu.first)
         plan = replace(made.plan, actions=tuple(actions))
         return replace(
             decision,
@@ -815,22 +837,22 @@ class Policy:
             reason=f"{', '.join(names)} {TRIED}",
         )
 
-    def prepare(self, facts: StepInput, memory: Memory) -> None:
+    def prepare(self, step_input: StepInput, memory: Memory) -> None:
         """Have a plan made beside training for a step that is to come.
 
         Args:
-            facts: Its context and sizes.
+            step_input: Its context and sizes.
             memory: What is held as a step begins, and the budget.
         """
-        model, context = self._learner.model, facts.context
+        model, context = self._learner.model, step_input.context
         if self._learner.n_steps < _MEASURED_STEPS or self._share(context) < 1.0:
             return  # its step is to be measured
-        if context in model.patterns and extrapolation_ratio(model, facts) <= 0.0:
-            self.plans.prepare(facts, memory)
+        if context in model.patterns and extrapolation_ratio(model, step_input) <= 0.0:
+            self.plans.prepare(step_input, memory)
 
     def imposed(
         self,
-        facts: StepInput,
+        step_input: StepInput,
         decision: Decision,
         memory: Memory,
         actions: tuple[str, ...],
@@ -838,7 +860,7 @@ class Policy:
         """Return a decision with other actions, which other ranks asked for.
 
         Args:
-            facts: What the plan is for.
+            step_input: What the plan is for.
             decision: This rank's own, with a plan.
             memory: What is held, and the budget.
             actions: One a layer call of that plan.
@@ -847,12 +869,12 @@ class Policy:
             None where what is known by now is of other layer calls.
         """
         chosen, model = decision.chosen, self._learner.model
-        if chosen is None or facts.context not in model.patterns:
+        if chosen is None or step_input.context not in model.patterns:
             return None
-        names = tuple(event.name for event in model.pattern(facts).events)
-        if names != chosen.events:
+        names = tuple(call.name for call in model.pattern(step_input).calls)
+        if names != chosen.calls:
             return None
-        made = _decision(self.plans.imposed(facts, memory, actions), memory)
+        made = _decision(self.plans.imposed(step_input, memory, actions), memory)
         return replace(
             decision,
             chosen=made.chosen,
@@ -864,9 +886,9 @@ class Policy:
 
     def as_ran(
         self,
-        facts: StepInput,
+        step_input: StepInput,
         decision: Decision,
-        calls: tuple[int, ...],
+        counts: tuple[int, ...],
         part: int = 0,
     ) -> Decision | None:
         """Return a planned forward's decision, now that it is known what has run.
@@ -877,39 +899,39 @@ class Policy:
         which a later one leaves out.
 
         Args:
-            facts: The window's context and sizes.
+            step_input: The window's context and sizes.
             decision: With a plan.
-            calls: How often each layer was called, up to the forward's end.
+            counts: How often each layer was called, up to the forward's end.
             part: Which forward of its window it is.
 
         Returns:
             None where more has run, or other layers.
         """
         chosen, model = decision.chosen, self._learner.model
-        if chosen is None or calls == chosen.calls_until(part):
+        if chosen is None or counts == chosen.counts_until(part):
             return decision
         if chosen.between:
-            self.forget(facts.context)
+            self.forget(step_input.context)
             return None
-        facts = facts._replace(calls=calls)
-        if any(map(operator.gt, calls, chosen.calls)):
-            self._learner.miss(facts)
+        step_input = step_input._replace(counts=counts)
+        if any(map(operator.gt, counts, chosen.counts)):
+            self._learner.miss(step_input)
             return None
-        if facts.context not in model.patterns:
+        if step_input.context not in model.patterns:
             return replace(decision, growth_bytes=None)
-        names = {event.name for event in model.pattern(facts).events}
-        ran = [at for at, name in enumerate(chosen.events) if name in names]
+        names = {call.name for call in model.pattern(step_input).calls}
+        ran = [at for at, name in enumerate(chosen.calls) if name in names]
         flops = tuple(decision.flops[at] for at in ran)
         plan = replace(
             chosen.plan, actions=tuple(chosen.plan.actions[at] for at in ran)
         )
-        events = tuple(chosen.events[at] for at in ran)
-        ran_as = replace(chosen, plan=plan, events=events, calls=calls, flops=flops)
+        calls = tuple(chosen.calls[at] for at in ran)
+        ran_as = replace(chosen, plan=plan, calls=calls, counts=counts, flops=flops)
         return replace(decision, chosen=ran_as, growth_bytes=None, flops=flops)
 
     def absorb(
         self,
-        facts: StepInput,
+        step_input: StepInput,
         decision: Decision,
         observed_bytes: float | None,
         *,
@@ -919,7 +941,7 @@ class Policy:
         """Take in how a planned step came out.
 
         Args:
-            facts: The step's context and sizes.
+            step_input: The step's context and sizes.
             decision: With a prediction.
             observed_bytes: The growth; None where the meter tells no peak.
             headroom_bytes: What it might have grown by.
@@ -936,7 +958,7 @@ class Policy:
             if decision.is_measured and abs(observed_bytes / predicted - 1) > _OFF:
                 self.distrust_plans()  # the model has just learned better
         # It goes on to the next stage, if this one was checked; the oldest contexts go.
-        checked = without_rows(facts.context)
+        checked = without_rows(step_input.context)
         stage = self._stages.pop(checked, 0)
         if stage < len(_STAGES) and is_within:
             stage += self._learner.model.menu.first in chosen.plan.actions
@@ -955,62 +977,64 @@ class Policy:
 
     # ------------------------------------------------------------------ telling
 
-    def least_peak_bytes(self, facts: StepInput, memory: Memory) -> float | None:
+    def least_peak_bytes(self, step_input: StepInput, memory: Memory) -> float | None:
         """Return what a step is sure to reach under any plan; None if nothing is sure.
 
         The prediction of the safest plan, less the margin that predictions have.
 
         Args:
-            facts: Its context and exact sizes.
+            step_input: Its context and exact sizes.
             memory: What is held, as if it began now.
         """
         model = self._learner.model
-        if doubt(model, facts) or model.varies(facts.context):  # it may run less
+        if doubt(model, step_input) or model.varies(
+            step_input.context
+        ):  # it may run less
             return None
-        least = safest_plan(fill_problem(model, facts, memory)).peak_bytes
+        least = safest_plan(fill_problem(model, step_input, memory)).peak_bytes
         growth = (least - memory.start_bytes) * (1.0 - self.margin.share)
         return memory.start_bytes + growth
 
     def usable_bytes(
-        self, facts: StepInput, memory: Memory, *, is_first: bool = False
+        self, step_input: StepInput, memory: Memory, *, is_first: bool = False
     ) -> float:
         """Return the level that predictions of a step may reach.
 
         Args:
-            facts: The step, of a context that is known.
+            step_input: The step, of a context that is known.
             memory: What is held, and the budget.
             is_first: As for `decide`.
         """
-        beyond = extrapolation_ratio(self._learner.model, facts) / (REACH - 1.0)
+        beyond = extrapolation_ratio(self._learner.model, step_input) / (REACH - 1.0)
         headroom = memory.headroom_bytes
         most = self.margin.largest(headroom, 1.0 if is_first else beyond)
         return memory.start_bytes + most
 
     def explain(
-        self, facts: StepInput, memory: Memory
+        self, step_input: StepInput, memory: Memory
     ) -> tuple[PlanningProblem, Plan, str]:
         """Return the exact problem of a shape, the plan it gets, and why.
 
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
         """
-        model, problem = self._learner.model, self.problem(facts, memory)
-        why_not = doubt(model, facts)
+        model, problem = self._learner.model, self.problem(step_input, memory)
+        why_not = doubt(model, step_input)
         if why_not:
             return problem, safest_plan(problem), f"the safest plan, for {why_not}"
-        usable = self.usable_bytes(facts, memory)
-        plan = self.plans.make(facts, memory, usable).plan
+        usable = self.usable_bytes(step_input, memory)
+        plan = self.plans.make(step_input, memory, usable).plan
         why = f"planner {plan.planner}" + (" (proved optimal)" if plan.optimal else "")
         return problem, plan, f"{why}, with a margin of {self.margin.share:.1%}"
 
-    def problem(self, facts: StepInput, memory: Memory) -> PlanningProblem:
+    def problem(self, step_input: StepInput, memory: Memory) -> PlanningProblem:
         """Fill the planning problem of exact sizes, nothing taken off the budget.
 
         Args:
-            facts: The step's context and sizes.
+            step_input: The step's context and sizes.
             memory: What is held, and the budget.
         """
-        return fill_problem(self._learner.model, facts, memory)
+        return fill_problem(self._learner.model, step_input, memory)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what steps have taught, ready for JSON; plans are made anew."""

@@ -544,7 +544,7 @@ class Session:
         )
 
     def explain(self, shape: Mapping[str, int] | None = None) -> str:
-        """Return the plan for a shape, event by event, and which segment binds.
+        """Return the plan for a shape, call by call, and which segment binds.
 
         Args:
             shape: Sizes by name, such as ``{"input_ids.1": 512}``; the others are as
@@ -555,18 +555,18 @@ class Session:
                 was measured yet.
             InfeasibleBudgetError: No plan keeps the budget at this shape.
         """
-        facts, table, memory = self._asked(shape)
-        problem, plan, why = self._engine.policy.explain(facts, memory)
+        step_input, table, memory = self._asked(shape)
+        problem, plan, why = self._engine.policy.explain(step_input, memory)
         model, seconds = self._engine.learner.model, self._engine.seconds
-        rates = seconds.rates(facts.context)
+        rates = seconds.rates(step_input.context)
         index = {action: i for i, action in enumerate(problem.actions)}
         choice = np.array([index[action] for action in plan.actions], dtype=np.intp)
         return _report.explain(
             problem,
             lay_out(problem, choice),
-            shape=table.named(facts.sizes),
+            shape=table.named(step_input.sizes),
             why=why,
-            seconds=rates and rates.parts(*step_work(model, facts, plan.actions)),
+            seconds=rates and rates.parts(*step_work(model, step_input, plan.actions)),
             by_rows=self._engine.told.can_go_by_rows,
             width=terminal_width(),
         )
@@ -648,23 +648,23 @@ class Session:
             MimoseError: A name is not one of the model's, or the shape's kind of
                 inputs was not measured yet.
         """
-        facts, _, memory = self._asked(shape)
+        step_input, _, memory = self._asked(shape)
         if start_bytes is not None:
             memory = memory._replace(start_bytes=float(start_bytes))
-        return self._engine.policy.problem(facts, memory)
+        return self._engine.policy.problem(step_input, memory)
 
     def _pace(self) -> dict[str, Any]:
         """Return the fields of a `Summary` that say what larger batches bring."""
         last, model = self._engine.told.last, self._engine.learner.model
         if last is None or last[0].context not in model.patterns:
             return {}
-        facts, table = last
-        rates = self._engine.seconds.rates(facts.context)
-        if rates is None or len(facts.sizes) != len(table.names):
+        step_input, table = last
+        rates = self._engine.seconds.rates(step_input.context)
+        if rates is None or len(step_input.sizes) != len(table.names):
             return {}
-        keep = [model.menu.first] * len(model.pattern(facts).events)
-        name, rows = table.rows(facts.sizes)
-        seconds, fixed, _ = rates.parts(*step_work(model, facts, keep))
+        keep = [model.menu.first] * len(model.pattern(step_input).calls)
+        name, rows = table.rows(step_input.sizes)
+        seconds, fixed, _ = rates.parts(*step_work(model, step_input, keep))
         return {
             "fixed_seconds": fixed,
             "row_seconds": {name: (seconds - fixed) / rows},
@@ -673,11 +673,11 @@ class Session:
     def _asked(
         self, shape: Mapping[str, int] | None
     ) -> tuple[StepInput, SizeTable, Memory]:
-        facts, table = asked(self._engine, shape)
+        step_input, table = asked(self._engine, shape)
         self._engine.worker.catch_up()
-        if facts.context not in self._engine.learner.model.patterns:
+        if step_input.context not in self._engine.learner.model.patterns:
             msg = "no step with such inputs was measured yet; train a few first"
             raise MimoseError(msg)
         memory = self._engine.told.memory
         assert memory is not None
-        return facts, table, memory
+        return step_input, table, memory

@@ -32,7 +32,7 @@ class StepInput(NamedTuple):
     """Whether parameters hold gradients already (accumulation)."""
     structure: str = ""
     """What the root is called with, but for the sizes; contexts may share it."""
-    calls: tuple[int, ...] = ()
+    counts: tuple[int, ...] = ()
     """How often each layer was called, where the forward has shown it."""
 
 
@@ -43,12 +43,12 @@ are given; returns what that returns."""
 
 @dataclass(slots=True)
 class Measured:
-    """What was learned of one event."""
+    """What was learned of one call."""
 
     name: str
     """``name#call``."""
     layer: int
-    call: int
+    number: int
     sizes: Sizes
     """Its inputs'; once it has run, its outputs' behind them. (A layer that halves an
     image rounds odd sides up, which no polynomial of its inputs' sizes does.)"""
@@ -56,7 +56,7 @@ class Measured:
     family: str = ""
     """Told once it has run: what it returns is part of it."""
     held_bytes: dict[str, float] = field(default_factory=dict)
-    """By action, from the tracker; empty until the event is recomputed."""
+    """By action, from the tracker; empty until the call is recomputed."""
     flops: int = 0
     """Of the whole recomputation, or of what was rebuilt."""
     early_flops: int = 0
@@ -111,7 +111,7 @@ class Measured:
     def count(
         self, held_bytes: dict[str, float], flops: int, early_flops: int = 0
     ) -> None:
-        """Take in what was counted while the event ran in full."""
+        """Take in what was counted while the call ran in full."""
         if self.freed is not None:
             action, like, n_bytes = self.freed
             held_bytes = {**held_bytes, action: held_bytes[like] - n_bytes}
@@ -121,24 +121,24 @@ class Measured:
 
 
 @dataclass(frozen=True, slots=True)
-class EventSample:
-    """One event's segments in one step, by the action that each number speaks of.
+class CallSample:
+    """One call's segments in one step, by the action that each number speaks of.
 
-    A step runs an event under one action, and what it shows of others is said here: a
+    A step runs a call under one action, and what it shows of others is said here: a
     recomputation shows what keeping would hold and need. An action of which a segment
     says nothing, or whose reading was disturbed, is left out.
     """
 
-    event: int
+    call: int
     held_bytes: Mapping[str, float]
     """From its exit to its backward."""
-    forward_excess_bytes: Mapping[str, float]
+    forward_transient_bytes: Mapping[str, float]
     """Over the level when it is entered."""
-    backward_excess_bytes: Mapping[str, float]
+    backward_transient_bytes: Mapping[str, float]
     """Over the level when the gradient arrives, beyond what the action first brings
     back: what the menu's first action would have held, less what it held itself."""
-    backward_net_bytes: Mapping[str, float]
-    """Beyond the release of what the event held. Of actions without readings it is
+    backward_retained_bytes: Mapping[str, float]
+    """Beyond the release of what the call held. Of actions without readings it is
     taken to be that of others."""
     cost: Mapping[str, float] = field(default_factory=dict)
     """FLOPs of the whole action, should it be known to take less later (by an early
@@ -147,10 +147,10 @@ class EventSample:
 
 @dataclass(frozen=True, slots=True)
 class SegmentSample:
-    """A segment outside the events. None where the reading was disturbed."""
+    """A segment outside the calls. None where the reading was disturbed."""
 
-    net_bytes: float | None
-    excess_bytes: float | None
+    retained_bytes: float | None
+    transient_bytes: float | None
     backward_bytes: float | None = None
     """Of a loss: how far its backward rises over the level at the root's exit, below 0
     where it stays below. None: the root does not return it."""
@@ -160,14 +160,14 @@ class SegmentSample:
 class StepSample:
     """All that one step's marks say."""
 
-    events: tuple[EventSample, ...]
+    calls: tuple[CallSample, ...]
     gaps: tuple[SegmentSample, ...]
-    """Before each event."""
+    """Before each call."""
     head: SegmentSample
-    """From the last event's exit to the root's."""
+    """From the last call's exit to the root's."""
     loss: SegmentSample | None
     """From the root's exit to the first gradient; None without a backward."""
     is_ordered: bool
-    """Whether the gradients arrived in the reverse order of the events."""
+    """Whether the gradients arrived in the reverse order of the calls."""
     copies_end: str = ""
     """The segment, ``"head"`` or ``"loss"``, in which autocast lets its copies go."""

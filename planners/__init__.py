@@ -1,4 +1,4 @@
-"""Planners: one action for each event, so that a step stays within its budget."""
+"""Planners: one action for each call, so that a step stays within its budget."""
 
 import re
 

@@ -1,4 +1,4 @@
-"""What may happen to an event's activations, told as data."""
+"""What may happen to a call's activations, told as data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -12,26 +12,26 @@ class FixedPlanner(Planner, Protocol):
     """A planner that reads no problem: no step has to be measured for its plans."""
 
     def action_at(self, index: int) -> str:
-        """Return the action of an event.
+        """Return the action of a call.
 
         Args:
-            index: The event's position in the forward.
+            index: The call's position in the forward.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Actions that repeat along the events, whatever the problem is."""
+    """Actions that repeat along the calls, whatever the problem is."""
 
     name: str
     """The name under which plans and reports show it."""
 
     actions: tuple[str, ...]
-    """What the first events run under; then it begins again."""
+    """What the first calls run under; then it begins again."""
 
     def action_at(self, index: int) -> str:
-        """Return the action of an event, by its position, without a problem."""
+        """Return the action of a call, by its position, without a problem."""
         return self.actions[index % len(self.actions)]
 
     def plan(self, problem: PlanningProblem) -> Plan:
@@ -43,15 +43,15 @@ class Pattern:
         Returns:
             A plan that may be over the budget.
         """
-        names = [self.action_at(index) for index in range(len(problem.events))]
+        names = [self.action_at(index) for index in range(len(problem.calls))]
         return judge(problem, problem.choice_of(names), planner=self.name)
 
 
 def every_k(k: int) -> Pattern:
-    """Recompute every k-th event, beginning with the first.
+    """Recompute every k-th call, beginning with the first.
 
     Args:
-        k: Distance from one recomputed event to the next.
+        k: Distance from one recomputed call to the next.
     """
     if k < 1:
         msg = f"k must be at least 1, got {k}"
@@ -60,7 +60,7 @@ def every_k(k: int) -> Pattern:
 
 
 def everywhere(action: str) -> Pattern:
-    """Take one action for every event that may run under it.
+    """Take one action for every call that may run under it.
 
     Args:
         action: Its name.

@@ -3,7 +3,7 @@
 Note: [Lossy actions]. Whoever allows lossy actions has planners choose them where they
 cost least. But a plan of the least peak is what a step falls back on, and nobody asked
 for noise in gradients where there is memory enough. So it holds exact actions alone
-(but where an event has none) as long as such a plan keeps the budget. Where none does,
+(but where a call has none) as long as such a plan keeps the budget. Where none does,
 lossy ones are taken as well, and the least peak that is reported is theirs: with them
 the budget may be kept, and the error that says it cannot would not be true.
 """
@@ -23,7 +23,7 @@ _BISECTIONS = 20
 def safest_plan(problem: PlanningProblem) -> Plan:
     """Make the plan with the least peak, whatever it costs.
 
-    One pass over the events, last to first, is exact. Where the host budget binds, the
+    One pass over the calls, last to first, is exact. Where the host budget binds, the
     least peak is searched by halving, and may be missed.
 
     Args:
@@ -58,7 +58,7 @@ def safest_choice(problem: PlanningProblem) -> IntArray:
         problem: The step to plan.
 
     Returns:
-        (E,) index of each event's action, exact ones where they suffice: Note: [Lossy
+        (C,) index of each call's action, exact ones where they suffice: Note: [Lossy
         actions].
     """
     is_exact = np.array([name not in problem.lossy for name in problem.actions])

@@ -42,10 +42,10 @@ class Optimal:
     out: a solver finds no end where many plans cost the same, as with equal layers, and
     there the search has few walks to carry on. Where it proves nothing, or the host's
     budget binds, branch and bound by ``scipy.optimize.milp``: a binary variable for
-    every event and action, exactly one action an event; the bytes held behind each
-    event as a running sum; a row for every event that keeps all of its segments within
+    every call and action, exactly one action a call; the bytes held behind each
+    call as a running sum; a row for every call that keeps all of its segments within
     the budget, one for the head and one for the host. See Note: [Prefix form] in
-    ``prefix.py`` for why a row an event is enough.
+    ``prefix.py`` for why a row a call is enough.
     """
 
     name: ClassVar[str] = "optimal"
@@ -98,9 +98,9 @@ class Optimal:
             if not proved:
                 _LOGGER.warning(
                     "The optimal planner stopped after %g s without a proof, at %d "
-                    "events; raise time_limit_seconds or use 'auto'.",
+                    "calls; raise time_limit_seconds or use 'auto'.",
                     self.time_limit_seconds,
-                    len(problem.events),
+                    len(problem.calls),
                 )
             if choice is None:
                 return None
@@ -124,7 +124,7 @@ def solve(
 ) -> tuple[IntArray | None, bool]:
     """Solve the 0-1 program of a problem, within the solver's tolerances.
 
-    Its columns are x[e, a] in {0, 1}, then held[e], what events 0 .. e hold. Bytes are
+    Its columns are x[e, a] in {0, 1}, then held[e], what calls 0 .. e hold. Bytes are
     divided by a unit.
 
     Args:
@@ -134,44 +134,44 @@ def solve(
         time_limit_seconds: When to stop.
 
     Returns:
-        (E,) actions, or None, and whether that is proved to be the answer.
+        (C,) actions, or None, and whether that is proved to be the answer.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array, hstack
 
     form = PrefixForm.of(problem)
-    n_events, n_actions = problem.allowed.shape
+    n_calls, n_actions = problem.allowed.shape
     unit = float(np.abs(problem.held_bytes).max()) / _SCALE or 1.0
     host_unit = float(problem.host_bytes.max()) / _SCALE or 1.0
     cost_unit = float(np.abs(problem.cost).max()) / _SCALE or 1.0
-    # Every event runs under one action, so needs may count from any level.
+    # Every call runs under one action, so needs may count from any level.
     origin = float(form.need_bytes.min())
     needs = np.where(problem.allowed, form.need_bytes - origin, 0.0)
-    chosen = csr_array(np.repeat(np.eye(n_events), n_actions, axis=1))
-    before = csr_array(np.eye(n_events, k=-1))
-    behind = csr_array(np.eye(n_events))
+    chosen = csr_array(np.repeat(np.eye(n_calls), n_actions, axis=1))
+    before = csr_array(np.eye(n_calls, k=-1))
+    behind = csr_array(np.eye(n_calls))
 
     def rows(
         table: FloatArray, sums: csr_array, low: float, high: float
     ) -> LinearConstraint:
-        """Limit, by event, the chosen entry of a table and some of the sums held."""
+        """Limit, by call, the chosen entry of a table and some of the sums held."""
         own = csr_array(chosen.multiply(table.ravel()))
         return LinearConstraint(hstack([own, sums]), low, high)
 
-    highest = np.full(n_events, np.inf)
+    highest = np.full(n_calls, np.inf)
     highest[-1] = (budget_bytes - form.head_bytes) / unit
-    host = np.append(problem.host_bytes.ravel() / host_unit, np.zeros(n_events))
+    host = np.append(problem.host_bytes.ravel() / host_unit, np.zeros(n_calls))
     result = milp(
-        np.append(problem.cost.ravel() / cost_unit, np.zeros(n_events)),
+        np.append(problem.cost.ravel() / cost_unit, np.zeros(n_calls)),
         constraints=[
             rows(np.ones(problem.allowed.shape), 0 * before, 1, 1),
             rows(form.held_bytes / unit, before - behind, 0, 0),
             rows(needs / unit, before, -np.inf, (budget_bytes - origin) / unit),
             LinearConstraint(host[None], -np.inf, host_budget_bytes / host_unit),
         ],
-        integrality=np.repeat([1, 0], [problem.allowed.size, n_events]),
+        integrality=np.repeat([1, 0], [problem.allowed.size, n_calls]),
         bounds=Bounds(
-            np.repeat([0, -np.inf], [problem.allowed.size, n_events]),
+            np.repeat([0, -np.inf], [problem.allowed.size, n_calls]),
             np.append(problem.allowed.ravel().astype(np.float64), highest),
         ),
         options={"time_limit": time_limit_seconds, "mip_rel_gap": 0.0},

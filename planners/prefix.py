@@ -1,15 +1,15 @@
 """The timeline, rearranged for searching, and the search: one dynamic programme.
 
-Note: [Prefix form]. Let P[e] be the bytes held by the events before event e. The
+Note: [Prefix form]. Let P[e] be the bytes held by the calls before call e. The
 gap before e, e's forward and e's backward all rise over the same P[e]: what later
-events held is released before e's backward begins. Everything else on the level (gaps,
+calls held is released before e's backward begins. Everything else on the level (gaps,
 what backwards leave for good) is the same in every plan. So the budget is kept exactly
 if
 
-    P[e] + need_bytes[e, a]  <= budget    for every event under its action,
+    P[e] + need_bytes[e, a]  <= budget    for every call under its action,
     P[E] + head_bytes        <= budget.
 
-A plan then is a walk over the events in order that only has to remember how many bytes
+A plan then is a walk over the calls in order that only has to remember how many bytes
 it holds, and fewer is never worse: a knapsack with a limit at every item. So of walks
 that have come equally far those are carried on that no other matches in bytes and cost.
 
@@ -31,7 +31,7 @@ class Walk(NamedTuple):
     """What the dynamic programme found."""
 
     choice: IntArray
-    """(E,) index of each event's action."""
+    """(C,) index of each call's action."""
 
     is_optimal: bool
     """Whether no walk was left out that might be cheaper."""
@@ -39,40 +39,40 @@ class Walk(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PrefixForm:
-    """The peak of a step, split by what the events before hold."""
+    """The peak of a step, split by what the calls before hold."""
 
     held_bytes: FloatArray
-    """(E, K) bytes held from the event's exit to its backward."""
+    """(C, K) bytes held from the call's exit to its backward."""
 
     need_bytes: FloatArray
-    """(E, K) peak of the gap before it, its forward and its backward, less what the
-    events before hold; infinite where the action is not allowed."""
+    """(C, K) peak of the gap before it, its forward and its backward, less what the
+    calls before hold; infinite where the action is not allowed."""
 
     head_bytes: float
-    """Peak of the head, less what all events hold."""
+    """Peak of the head, less what all calls hold."""
 
     host_bytes: FloatArray
-    """(E, K) bytes of host memory."""
+    """(C, K) bytes of host memory."""
 
     host_budget_bytes: float
-    """The most that all events together may need of it."""
+    """The most that all calls together may need of it."""
 
     @classmethod
     def of(cls, problem: PlanningProblem) -> "PrefixForm":
         """Rearrange a problem, see Note: [Prefix form]."""
-        held, nets, gaps = (
+        held, retained, gaps = (
             problem.held_bytes,
-            problem.backward_net_bytes,
+            problem.backward_retained_bytes,
             problem.gap_bytes,
         )
         entered = problem.start_bytes + np.cumsum(gaps)
-        gap_peak = entered - gaps + np.maximum(problem.gap_excess_bytes, gaps)
-        # Arrival of the gradient, without what the events hold themselves.
-        arrived = entered[-1] + nets.sum() - np.cumsum(nets)
+        gap_peak = entered - gaps + np.maximum(problem.gap_transient_bytes, gaps)
+        # Arrival of the gradient, without what the calls hold themselves.
+        arrived = entered[-1] + retained.sum() - np.cumsum(retained)
 
-        forward = np.maximum(problem.forward_excess_bytes, held)
+        forward = np.maximum(problem.forward_transient_bytes, held)
         forward = np.maximum(entered[:-1, None] + forward, gap_peak[:-1, None])
-        risen = np.maximum(held + problem.backward_excess_bytes, nets[:, None])
+        risen = np.maximum(held + problem.backward_transient_bytes, retained[:, None])
         need = np.maximum(forward, arrived[:, None] + risen)
         return cls(
             held_bytes=held,
@@ -83,15 +83,15 @@ class PrefixForm:
         )
 
     def least_suffix(self) -> FloatArray:
-        """Return the least peak of the events from each one on, with nothing before.
+        """Return the least peak of the calls from each one on, with nothing before.
 
         Returns:
-            (E + 1,) bytes; the first is the least peak of the step.
+            (C + 1,) bytes; the first is the least peak of the step.
         """
         least = np.full(len(self.held_bytes) + 1, self.head_bytes)
-        for event in range(len(least) - 2, -1, -1):
-            after = least[event + 1] + self.held_bytes[event]
-            least[event] = np.maximum(self.need_bytes[event], after).min()
+        for call in range(len(least) - 2, -1, -1):
+            after = least[call + 1] + self.held_bytes[call]
+            least[call] = np.maximum(self.need_bytes[call], after).min()
         return least
 
     def cheapest_walk(
@@ -105,7 +105,7 @@ class PrefixForm:
         """Find the cheapest actions within a budget, or nearly.
 
         Args:
-            cost: (E, K) what the actions cost.
+            cost: (C, K) what the actions cost.
             budget_bytes: The highest level allowed.
             width: Walks carried on, of each class of host bytes. Where there are more,
                 the bytes between the least and the most that any holds are cut in so
@@ -116,7 +116,7 @@ class PrefixForm:
             The walk; None where no choice keeps the budget. It keeps the budget but
             for rounding: the timeline adds the same numbers in another order.
         """
-        # The most that may be held before each event, so that the rest can be walked.
+        # The most that may be held before each call, so that the rest can be walked.
         rest = budget_bytes - self.least_suffix()[1:, None] - self.held_bytes
         limits = np.minimum(budget_bytes - self.need_bytes, rest)[:, :, None]
         steps = self.held_bytes[:, :, None], cost[:, :, None], limits
@@ -131,15 +131,15 @@ class PrefixForm:
         group: FloatArray | None = None
         trail: list[tuple[IntArray, int]] = []
         is_optimal = not counts_host
-        for event, (hold, price, limit) in enumerate(zip(*steps, strict=True)):
+        for call, (hold, price, limit) in enumerate(zip(*steps, strict=True)):
             n_before = len(held)
             grown = (held + hold).ravel()
             costs = spent + price
             costs[held > limit] = np.inf
             paid = costs.ravel()
             if counts_host:
-                used = (host + self.host_bytes[event][:, None]).ravel()
-                paid[used > host_limits[event]] = np.inf
+                used = (host + self.host_bytes[call][:, None]).ravel()
+                paid[used > host_limits[call]] = np.inf
                 group = used // class_bytes
                 order = np.lexsort((grown, group))
                 # Every class is cheaper than those before it, so none matches another.
@@ -192,15 +192,15 @@ def _spread(held: FloatArray, group: FloatArray | None, width: int) -> BoolArray
 
 
 def _read(trail: list[tuple[IntArray, int]], at: int) -> IntArray:
-    """Read the (E,) actions of one of the last walks, from the last to the first.
+    """Read the (C,) actions of one of the last walks, from the last to the first.
 
     Args:
-        trail: By event the walks carried on, each as ``action * n_before + walk
+        trail: By call the walks carried on, each as ``action * n_before + walk
             before``, and how many there were before.
         at: The walk's position among the last.
     """
     actions = np.zeros(len(trail), dtype=np.intp)
-    for event in range(len(trail) - 1, -1, -1):
-        kept, n_before = trail[event]
-        actions[event], at = divmod(int(kept[at]), n_before)
+    for call in range(len(trail) - 1, -1, -1):
+        kept, n_before = trail[call]
+        actions[call], at = divmod(int(kept[at]), n_before)
     return actions

@@ -1,7 +1,7 @@
 """What crosses into the planners and back: a problem, a plan, the error, the protocol.
 
 PlanningProblem        one step's memory and costs, for one shape
-Plan                   one action for each event
+Plan                   one action for each call
 InfeasibleBudgetError  (ValueError) no plan keeps the budget
 """
 
@@ -21,12 +21,12 @@ IntArray: TypeAlias = NDArray[np.intp]
 
 _TABLES = (
     "held_bytes",
-    "forward_excess_bytes",
-    "backward_excess_bytes",
+    "forward_transient_bytes",
+    "backward_transient_bytes",
     "cost",
     "host_bytes",
 )
-_SIGNED = {"held_bytes", "backward_net_bytes", "cost", "gap_bytes"}
+_SIGNED = {"held_bytes", "backward_retained_bytes", "cost", "gap_bytes"}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,8 +35,8 @@ class PlanningProblem:
 
     It ends with the backward: no plan changes what an optimizer's step takes.
 
-    There are E events, in the order in which they run forward, and K actions, in the
-    order of their `Menu`: ``"keep"`` is the first, and the last is what an event runs
+    There are C calls, in the order in which they run forward, and K actions, in the
+    order of their `Menu`: ``"keep"`` is the first, and the last is what a call runs
     under where nothing is known of it. Sizes are bytes. Numbers must be finite, also
     where an action is not allowed (they are not read there); the two budgets alone
     may be infinite. Arrays are taken as they are, without a copy: neither the
@@ -44,43 +44,43 @@ class PlanningProblem:
 
     Raises:
         ValueError: A field has the wrong shape, a value that is not finite or is
-            negative where it cannot be, a name appears twice, an event has no
+            negative where it cannot be, a name appears twice, a call has no
             allowed action, or no choice keeps the host budget.
     """
 
-    events: tuple[str, ...]
-    """(E,) names in forward order, such as ``"encoder.layer.3#0"``."""
+    calls: tuple[str, ...]
+    """(C,) names in forward order, such as ``"encoder.layer.3#0"``."""
 
     actions: tuple[str, ...]
     """(K,) names of the actions, ``"keep"`` first, the plainest of those that hold
     little last."""
 
     allowed: BoolArray
-    """(E, K) whether the event may run under the action."""
+    """(C, K) whether the call may run under the action."""
 
     held_bytes: FloatArray
-    """(E, K) what the event leaves alive from its exit until its backward. Negative
+    """(C, K) what the call leaves alive from its exit until its backward. Negative
     where it moves more of what it was handed to the host than it saves."""
 
-    forward_excess_bytes: FloatArray
-    """(E, K) highest level in its forward, over the level at its entry."""
+    forward_transient_bytes: FloatArray
+    """(C, K) highest level in its forward, over the level at its entry."""
 
-    backward_excess_bytes: FloatArray
-    """(E, K) highest level in its backward, over the level when its gradient came."""
+    backward_transient_bytes: FloatArray
+    """(C, K) highest level in its backward, over the level when its gradient came."""
 
-    backward_net_bytes: FloatArray
-    """(E,) signed change over its backward, beyond the release of what it held: what
+    backward_retained_bytes: FloatArray
+    """(C,) signed change over its backward, beyond the release of what it held: what
     lasts, such as gradients of weights. No action changes it."""
 
     cost: FloatArray
-    """(E, K) what the action adds to the step, in one unit for all: seconds, or FLOPs
+    """(C, K) what the action adds to the step, in one unit for all: seconds, or FLOPs
     as long as no times are learned."""
 
     gap_bytes: FloatArray
-    """(E + 1,) signed change over what runs before each event; the last: the head."""
+    """(C + 1,) signed change over what runs before each call; the last: the head."""
 
-    gap_excess_bytes: FloatArray
-    """(E + 1,) highest level in each gap, over the level at its start."""
+    gap_transient_bytes: FloatArray
+    """(C + 1,) highest level in each gap, over the level at its start."""
 
     start_bytes: float
     """Held when the root forward begins."""
@@ -89,10 +89,10 @@ class PlanningProblem:
     """The most the device may hold at any moment of the step."""
 
     host_bytes: FloatArray
-    """(E, K) bytes of host memory the action needs."""
+    """(C, K) bytes of host memory the action needs."""
 
     host_budget_bytes: float
-    """The most host memory all events together may need."""
+    """The most host memory all calls together may need."""
 
     lossy: frozenset[str] = frozenset()
     """Names of the actions that change gradients."""
@@ -100,13 +100,13 @@ class PlanningProblem:
     def __post_init__(self) -> None:
         """Check every field once, so that the planners can trust them."""
         self._check_names()
-        n_events, n_actions = len(self.events), len(self.actions)
-        self._check_array("allowed", (n_events, n_actions), np.bool_)
+        n_calls, n_actions = len(self.calls), len(self.actions)
+        self._check_array("allowed", (n_calls, n_actions), np.bool_)
         for name in _TABLES:
-            self._check_array(name, (n_events, n_actions))
-        self._check_array("backward_net_bytes", (n_events,))
-        self._check_array("gap_bytes", (n_events + 1,))
-        self._check_array("gap_excess_bytes", (n_events + 1,))
+            self._check_array(name, (n_calls, n_actions))
+        self._check_array("backward_retained_bytes", (n_calls,))
+        self._check_array("gap_bytes", (n_calls + 1,))
+        self._check_array("gap_transient_bytes", (n_calls + 1,))
         self._check_number("start_bytes", most=np.finfo(np.float64).max)
         for name in ("budget_bytes", "host_budget_bytes"):
             self._check_number(name, most=math.inf)
@@ -116,7 +116,7 @@ class PlanningProblem:
         if not self.actions or self.actions[0] != KEEP.name:
             msg = f"actions must begin with {KEEP.name!r}, got {self.actions!r}"
             raise ValueError(msg)
-        for what, names in (("actions", self.actions), ("events", self.events)):
+        for what, names in (("actions", self.actions), ("calls", self.calls)):
             if len(set(names)) != len(names):
                 twice = sorted({name for name in names if names.count(name) > 1})
                 msg = f"{what} must be distinct, got {twice!r} more than once"
@@ -150,8 +150,8 @@ class PlanningProblem:
 
     def _check_choices(self) -> None:
         if not self.allowed.any(axis=1).all():
-            stuck = self.events[int(np.argmin(self.allowed.any(axis=1)))]
-            msg = f"allowed must leave every event an action, got none for {stuck!r}"
+            stuck = self.calls[int(np.argmin(self.allowed.any(axis=1)))]
+            msg = f"allowed must leave every call an action, got none for {stuck!r}"
             raise ValueError(msg)
         least = np.where(self.allowed, self.host_bytes, np.inf).min(axis=1).sum()
         if least > self.host_budget_bytes:
@@ -164,16 +164,16 @@ class PlanningProblem:
     # ------------------------------------------- choices of actions without a search
 
     def keep_choice(self) -> IntArray:
-        """Return (E,) the first action, that keeps; where it may not be, the least."""
+        """Return (C,) the first action, that keeps; where it may not be, the least."""
         return np.where(self.allowed[:, 0], 0, self.least_choice())
 
     def cheapest_choice(self) -> IntArray:
-        """Return (E,) the allowed actions that cost least."""
+        """Return (C,) the allowed actions that cost least."""
         choice: IntArray = np.where(self.allowed, self.cost, np.inf).argmin(axis=1)
         return choice
 
     def least_choice(self) -> IntArray:
-        """Return (E,) the last actions, or what comes nearest to them.
+        """Return (C,) the last actions, or what comes nearest to them.
 
         That is the last that is allowed, is exact and needs nothing of the host; else
         the last that is exact; else the last that is allowed.
@@ -186,10 +186,10 @@ class PlanningProblem:
         return choice
 
     def choice_of(self, names: Sequence[str]) -> IntArray:
-        """Return (E,) the actions of these names; where one is not allowed, the least.
+        """Return (C,) the actions of these names; where one is not allowed, the least.
 
         Args:
-            names: (E,) of actions.
+            names: (C,) of actions.
         """
         index = {name: i for i, name in enumerate(self.actions)}
         choice = np.array([index.get(name, -1) for name in names], dtype=np.intp)
@@ -199,10 +199,10 @@ class PlanningProblem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One action for each event, and what the timeline says of it."""
+    """One action for each call, and what the timeline says of it."""
 
     actions: tuple[str, ...]
-    """(E,) the action of each event, in forward order."""
+    """(C,) the action of each call, in forward order."""
 
     peak_bytes: float
     """The highest level of the step under these actions."""
@@ -233,13 +233,13 @@ class Planner(Protocol):
         ...
 
     def plan(self, problem: PlanningProblem) -> Plan:
-        """Choose one action for each event.
+        """Choose one action for each call.
 
         Args:
             problem: The step to plan; it is not modified.
 
         Returns:
-            A plan that covers exactly the problem's events, in order. Planners
+            A plan that covers exactly the problem's calls, in order. Planners
             that know no peak may exceed the budget; ``peak_bytes`` then says so.
 
         Raises:

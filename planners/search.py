@@ -20,7 +20,7 @@ WIDE = 4096
 class Search:
     """Cost per byte off the peak, weighed along the timeline by a dynamic programme.
 
-    See ``prefix.py``. With events of few families it leaves nothing out, as a rule, and
+    See ``prefix.py``. With calls of few families it leaves nothing out, as a rule, and
     the plan is the optimum, which ``Plan.optimal`` then says. It finds a plan wherever
     there is one; only where the host budget binds as well may it miss the last.
     """

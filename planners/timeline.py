@@ -1,10 +1,10 @@
 """The only judge of peaks: the level of memory through one training step.
 
-A step is a row of segments: before every event a gap and then its forward, the head
-(from the last exit to the first gradient), and the events' backwards in reverse order.
-Every segment changes the level by its net and rises over the
-level at its start by its excess, so the step's peak is the highest of
-``level at start + excess``. A level at the end of a segment counts as reached.
+A step is a row of segments: before every call a gap and then its forward, the head
+(from the last exit to the first gradient), and the calls' backwards in reverse order.
+Every segment changes the level by its retained bytes and rises over the
+level at its start by its transient peak, so the step's peak is the highest of
+``level at start + transient peak``. A level at the end of a segment counts as reached.
 """
 
 from collections.abc import Mapping
@@ -27,14 +27,14 @@ _TIE = 1e-12
 class Timeline:
     """The level through one step under one plan.
 
-    There are S = 3 E + 1 segments, in the order of time.
+    There are S = 3 C + 1 segments, in the order of time.
     """
 
     problem: PlanningProblem
     """The step that was judged."""
 
     choice: IntArray
-    """(E,) index of each event's action."""
+    """(C,) index of each call's action."""
 
     level_bytes: FloatArray
     """(S,) held when each segment begins."""
@@ -51,14 +51,14 @@ class Timeline:
     def segments(self) -> tuple[str, ...]:
         """(S,) the segments' names, in the order of time."""
         n_segments = len(self.level_bytes)
-        return tuple(segment_name(self.problem.events, i) for i in range(n_segments))
+        return tuple(segment_name(self.problem.calls, i) for i in range(n_segments))
 
     @property
     def binding_segments(self) -> tuple[str, ...]:
         """Names of the segments that reach the peak, in the order of time."""
         peaks = self.peak_bytes_by_segment
         binding = (peaks >= peaks.max() * (1 - _TIE)).nonzero()[0].tolist()
-        return tuple(segment_name(self.problem.events, i) for i in binding)
+        return tuple(segment_name(self.problem.calls, i) for i in binding)
 
     def holders(self) -> Mapping[str, float]:
         """What holds the bytes at the first moment of the peak.
@@ -66,44 +66,44 @@ class Timeline:
         Returns:
             Bytes by what holds them, zeros left out; they add up to the peak.
         """
-        problem, n_events = self.problem, len(self.problem.events)
+        problem, n_calls = self.problem, len(self.problem.calls)
         at = int(self.peak_bytes_by_segment.argmax())
         level = float(self.level_bytes[at])
-        excess = float(self.peak_bytes_by_segment[at]) - level
-        # Events 0 .. alive - 1 have left their forward and not finished their backward.
-        alive = at // 2 if at <= 2 * n_events else 3 * n_events + 1 - at
+        transient = float(self.peak_bytes_by_segment[at]) - level
+        # Calls 0 .. alive - 1 have left their forward and not finished their backward.
+        alive = at // 2 if at <= 2 * n_calls else 3 * n_calls + 1 - at
         activations = float(_chosen(problem.held_bytes, self.choice)[:alive].sum())
-        name = segment_name(problem.events, at)
+        name = segment_name(problem.calls, at)
         parts = {
             "held at start (parameters, gradients, optimizer state, other)": (
                 problem.start_bytes
             ),
             "activations held": activations,
-            "new gradients and tensors between the events": (
+            "new gradients and tensors between the layer calls": (
                 level - problem.start_bytes - activations
             ),
-            f"working memory of {name}": excess,
+            f"working memory of {name}": transient,
         }
         return {name: count for name, count in parts.items() if count}
 
 
-def segment_name(events: tuple[str, ...], index: int) -> str:
+def segment_name(calls: tuple[str, ...], index: int) -> str:
     """Name one segment of the timeline.
 
     Args:
-        events: (E,) names in forward order.
+        calls: (C,) names in forward order.
         index: Position of the segment, from 0 to 3 E.
 
     Returns:
         For example ``"forward of encoder.layer.3#0"`` or ``"head"``.
     """
-    n_events = len(events)
-    if index < 2 * n_events:
+    n_calls = len(calls)
+    if index < 2 * n_calls:
         kind = "forward of" if index % 2 else "gap before"
-        return f"{kind} {events[index // 2]}"
-    if index == 2 * n_events:
+        return f"{kind} {calls[index // 2]}"
+    if index == 2 * n_calls:
         return "head"
-    return f"backward of {events[3 * n_events - index]}"
+    return f"backward of {calls[3 * n_calls - index]}"
 
 
 def lay_out(problem: PlanningProblem, choice: IntArray) -> Timeline:
@@ -111,7 +111,7 @@ def lay_out(problem: PlanningProblem, choice: IntArray) -> Timeline:
 
     Args:
         problem: The step.
-        choice: (E,) index of each event's action.
+        choice: (C,) index of each call's action.
 
     Returns:
         Levels and peaks of every segment.
@@ -130,7 +130,7 @@ def peak_bytes(problem: PlanningProblem, choice: IntArray) -> FloatArray:
 
     Args:
         problem: The step.
-        choice: (E,) or (N, E) index of each event's action.
+        choice: (C,) or (N, C) index of each call's action.
 
     Returns:
         () or (N,) the highest level of the step, in bytes.
@@ -145,7 +145,7 @@ def host_bytes(problem: PlanningProblem, choice: IntArray) -> FloatArray:
 
     Args:
         problem: The step.
-        choice: (E,) or (N, E) index of each event's action.
+        choice: (C,) or (N, C) index of each call's action.
 
     Returns:
         () or (N,) bytes of host memory.
@@ -159,7 +159,7 @@ def fits(problem: PlanningProblem, choice: IntArray) -> bool:
 
     Args:
         problem: The step.
-        choice: (E,) index of each event's action.
+        choice: (C,) index of each call's action.
 
     Returns:
         Whether the peak and the host memory are within their budgets.
@@ -176,7 +176,7 @@ def judge(
 
     Args:
         problem: The step.
-        choice: (E,) index of each event's action.
+        choice: (C,) index of each call's action.
         planner: Name of the planner that made the choice.
         optimal: Whether it is proved that nothing cheaper keeps the budget.
 
@@ -197,7 +197,7 @@ def judge(
 
 
 def _chosen(table: NDArray[_Number], choice: IntArray) -> NDArray[_Number]:
-    """Read a (E, K) table at a (..., E) choice."""
+    """Read a (C, K) table at a (..., E) choice."""
     picked: NDArray[_Number] = table[np.arange(len(table)), choice]
     return picked
 
@@ -206,25 +206,25 @@ def _levels_and_peaks(
     problem: PlanningProblem, choice: IntArray
 ) -> tuple[FloatArray, FloatArray]:
     """Levels at the start of, and peaks in, every segment: two (..., S) arrays."""
-    n_events = len(problem.events)
+    n_calls = len(problem.calls)
     held = _chosen(problem.held_bytes, choice)
-    shape = (*choice.shape[:-1], 3 * n_events + 1)
-    net, excess = np.empty(shape), np.empty(shape)
-    gaps = slice(0, 2 * n_events + 1, 2)
-    forward = slice(1, 2 * n_events, 2)
-    backward = slice(2 * n_events + 1, None)
+    shape = (*choice.shape[:-1], 3 * n_calls + 1)
+    retained, transient = np.empty(shape), np.empty(shape)
+    gaps = slice(0, 2 * n_calls + 1, 2)
+    forward = slice(1, 2 * n_calls, 2)
+    backward = slice(2 * n_calls + 1, None)
 
-    net[..., gaps] = problem.gap_bytes
-    net[..., forward] = held
-    net[..., backward] = (problem.backward_net_bytes - held)[..., ::-1]
+    retained[..., gaps] = problem.gap_bytes
+    retained[..., forward] = held
+    retained[..., backward] = (problem.backward_retained_bytes - held)[..., ::-1]
 
-    excess[..., gaps] = problem.gap_excess_bytes
-    excess[..., forward] = _chosen(problem.forward_excess_bytes, choice)
-    risen = _chosen(problem.backward_excess_bytes, choice)
-    excess[..., backward] = risen[..., ::-1]
+    transient[..., gaps] = problem.gap_transient_bytes
+    transient[..., forward] = _chosen(problem.forward_transient_bytes, choice)
+    risen = _chosen(problem.backward_transient_bytes, choice)
+    transient[..., backward] = risen[..., ::-1]
 
     levels = np.empty(shape)
     levels[..., 0] = problem.start_bytes
-    np.cumsum(net[..., :-1], axis=-1, out=levels[..., 1:])
+    np.cumsum(retained[..., :-1], axis=-1, out=levels[..., 1:])
     levels[..., 1:] += problem.start_bytes
-    return levels, levels + np.maximum(excess, net)
+    return levels, levels + np.maximum(transient, retained)

@@ -42,7 +42,7 @@ class _Repeated(nn.Module):
 
 
 def test_shared_modules(toys, meter):
-    """Each call of one module is an event of its own."""
+    """Each call of one module has an action."""
     torch.manual_seed(3)
     model = _Repeated(_NormBlock)
     options = {"layers": ["shared", "other"], "meter": meter}
@@ -53,7 +53,7 @@ def test_shared_modules(toys, meter):
 
 
 def test_frozen_first_layers(toys, meter):
-    """Layers without a gradient take no part in the backward and are no events."""
+    """Layers without a gradient take no part in the backward and are no calls."""
     model = toys.chain(5)
     for frozen in (model.stem, model.blocks[0], model.blocks[1]):
         frozen.requires_grad_(False)

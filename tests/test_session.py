@@ -312,7 +312,7 @@ def test_a_detached_session_lets_the_model_go(toys, actions):
     )
     assert 12 == len(session.records)
     assert "keep" in session.explain(shape)
-    assert 3 == len(session.planning_problem(shape).events)
+    assert 3 == len(session.planning_problem(shape).calls)
     assert session.watch(loader) is loader
     assert [12, 12] == [len(list(batches)) for batches in watched]
     for refused in (
@@ -364,7 +364,7 @@ def test_records_tell_of_a_planned_step(toys, meter):
 
 
 def test_report_and_explain_are_text_for_people(toys, meter):
-    """The report names the budget; the explanation names every event."""
+    """The report names the budget; the explanation names every call."""
     model = toys.chain(4)
     batches = [toys.inputs(n) for n in (8, 24) * 4]
     _, session = toys.compare(model, batches, budget="1GiB", meter=meter)

@@ -88,10 +88,10 @@ def recorded(record: StepRecord, *columns: str) -> dict[str, Any]:
     Args:
         record: Of one forward.
         columns: Its attributes' names. ``kept`` and ``recomputed`` count its layers'
-            calls by action, ``actions`` and ``events`` all of them.
+            calls by action, ``actions`` and ``layer_calls`` all of them.
     """
     calls, recomputed = len(record.actions), record.n_recomputed
-    counted = {"actions": calls, "events": calls, "recomputed": recomputed}
+    counted = {"actions": calls, "layer_calls": calls, "recomputed": recomputed}
     counted["kept"] = calls - recomputed
     return {
         name: counted[name] if name in counted else getattr(record, name)

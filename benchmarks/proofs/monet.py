@@ -299,7 +299,7 @@ def priced(problem: PlanningProblem, forwards: Mapping[str, float]) -> PlanningP
         problem: As learned, with costs in FLOPs.
         forwards: Seconds of each module's forward, by name.
     """
-    again = np.array([forwards[event.partition("#")[0]] for event in problem.events])
+    again = np.array([forwards[call.partition("#")[0]] for call in problem.calls])
     cost = problem.cost * (again.sum() / problem.cost[:, -1].sum())
     cost[:, -1] = again
     return replace(problem, cost=cost)

@@ -32,7 +32,7 @@ OPTIONS = (common.count("--problems", 120, "that are drawn"),)
 _SHARES = (0.0, 0.001, 0.02, 0.1, 0.25, 0.35, 0.5, 0.7, 0.9)
 _JITTERS = (0.0, 0.02, 0.1)
 _SIZES = ((12, 2), (24, 6), (80, 6))
-"""Events and actions of the problems that are timed alone, for they are large."""
+"""Calls and actions of the problems that are timed alone, for they are large."""
 _TIMED = 24
 """Problems of each size."""
 _ROUNDS = 3
@@ -42,9 +42,9 @@ _MEAN_BAR, _WORST_BAR, _MILLI_BAR = 0.005, 0.03, 5.0
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     """Plan every problem, and judge gaps and times."""
     answer, task = Answer(), {"problems": options.problems}
-    for part in ("drawn", *(f"{n} events, {k} actions" for n, k in _SIZES)):
+    for part in ("drawn", *(f"{n} calls, {k} actions" for n, k in _SIZES)):
         rows = common.measured("plangap", settings, part=part, **task)
-        is_bar = part == "80 events, 6 actions"
+        is_bar = part == "80 calls, 6 actions"
         answer.add(part, rows, *judge(rows, is_timed=is_bar), head="problems")
     return answer
 
@@ -93,7 +93,7 @@ def _planned(problem: PlanningProblem, *, is_compared: bool) -> dict[str, Any]:
         seconds.append(time.process_time() - began)
     best = Optimal().plan(problem) if is_compared else None
     return {
-        "events": len(problem.events),
+        "layer_calls": len(problem.calls),
         "actions": len(problem.actions),
         "cost": plan.extra_cost,
         "optimum_cost": best and best.extra_cost,
@@ -112,16 +112,16 @@ def _gap(problem: PlanningProblem, plan: Plan, best: Plan) -> float:
 
 
 def _drawn(
-    seed: int, n_problems: int, n_events: int = 0, n_actions: int = 6
+    seed: int, n_problems: int, n_calls: int = 0, n_actions: int = 6
 ) -> Iterator[tuple[dict[str, Any], PlanningProblem]]:
-    """Draw problems of every kind in turn; of 6 to 32 events if no number is given."""
+    """Draw problems of every kind in turn; of 6 to 32 calls if no number is given."""
     rng = np.random.default_rng(seed)
     for index in range(n_problems):
         turn, kind = divmod(index, len(KINDS))
         problem = draw_problem(
             rng,
             KINDS[kind],
-            n_events or int(rng.integers(6, 33)),
+            n_calls or int(rng.integers(6, 33)),
             n_actions=n_actions,
             jitter=_JITTERS[turn % len(_JITTERS)],
             masked=bool(turn // len(_JITTERS) % 2),

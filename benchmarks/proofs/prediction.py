@@ -89,7 +89,7 @@ class Alternating:
         return laid_out(problem, self._choice(problem), planner=self.name)
 
     def _budget(self, problem: PlanningProblem) -> float:
-        everything = np.zeros(len(problem.events), dtype=np.intp)
+        everything = np.zeros(len(problem.calls), dtype=np.intp)
         least = safest_plan(problem).peak_bytes
         most = lay_out(problem, everything).peak_bytes
         share = self._random.uniform(0.01, 1.0)
@@ -190,7 +190,7 @@ def predicted(
             record = session.records[-1]
             if not planner.source or record.prediction_error is None:
                 continue
-            said = common.recorded(record, "step", "kept", "events", *GROWTHS)
+            said = common.recorded(record, "step", "kept", "layer_calls", *GROWTHS)
             counts = said[GROWTHS[1]] >= least
             n_counted += counts
             yield {

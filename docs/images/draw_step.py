@@ -31,16 +31,16 @@ def problem(budget: float) -> PlanningProblem:
     """Make a step of four equal layers; one unit may be read as one MiB."""
     both = np.ones((4, 1))
     return PlanningProblem(
-        events=("layer 1", "layer 2", "layer 3", "layer 4"),
+        calls=("layer 1", "layer 2", "layer 3", "layer 4"),
         actions=("keep", "recompute"),
         allowed=np.ones((4, 2), dtype=bool),
         held_bytes=both * [34.0, 7.0],
-        forward_excess_bytes=both * [40.0, 20.0],
-        backward_excess_bytes=both * [12.0, 42.0],
-        backward_net_bytes=np.full(4, 2.0),
+        forward_transient_bytes=both * [40.0, 20.0],
+        backward_transient_bytes=both * [12.0, 42.0],
+        backward_retained_bytes=np.full(4, 2.0),
         cost=both * [0.0, 1.0],
         gap_bytes=np.array([4.0, 0.0, 0.0, 0.0, 3.0]),
-        gap_excess_bytes=np.array([6.0, 0.0, 0.0, 0.0, 16.0]),
+        gap_transient_bytes=np.array([6.0, 0.0, 0.0, 0.0, 16.0]),
         start_bytes=40.0,
         budget_bytes=budget,
         host_bytes=np.zeros((4, 2)),
@@ -53,17 +53,17 @@ def segments(plan: Plan) -> Iterator[tuple[str, str, float, float, float]]:
     step = problem(BUDGET)
     choice = np.array([step.actions.index(action) for action in plan.actions])
     line = lay_out(step, choice)
-    freed = step.held_bytes[0, choice[0]] - step.backward_net_bytes[0]
+    freed = step.held_bytes[0, choice[0]] - step.backward_retained_bytes[0]
     levels = [*line.level_bytes, line.level_bytes[-1] - freed]
     for index, name in enumerate(line.segments):
         level, after = float(levels[index]), float(levels[index + 1])
         peak = float(line.peak_bytes_by_segment[index])
         if peak == level == after:
             continue
-        event = next((i for i, e in enumerate(step.events) if name.endswith(e)), None)
+        call = next((i for i, e in enumerate(step.calls) if name.endswith(e)), None)
         colour = OTHER
-        if event is not None and not name.startswith("gap"):
-            colour = KEEP if plan.actions[event] == "keep" else RECOMPUTE
+        if call is not None and not name.startswith("gap"):
+            colour = KEEP if plan.actions[call] == "keep" else RECOMPUTE
         yield name, colour, level, after, peak
 
 
@@ -129,7 +129,7 @@ def drawing() -> str:
     everything = make_planner("none").plan(problem(BUDGET))
     chosen = make_planner("optimal").plan(problem(BUDGET))
     recomputed = [
-        e for e, a in zip(chosen_events(), chosen.actions, strict=True) if a != "keep"
+        e for e, a in zip(chosen_calls(), chosen.actions, strict=True) if a != "keep"
     ]
     lines = [
         *panel(everything, 24, "Everything kept: over the budget"),
@@ -146,9 +146,9 @@ def drawing() -> str:
     return "\n".join([head, title, ground, *lines, "</svg>", ""])
 
 
-def chosen_events() -> tuple[str, ...]:
+def chosen_calls() -> tuple[str, ...]:
     """Return the layers' names."""
-    return problem(BUDGET).events
+    return problem(BUDGET).calls
 
 
 def legend(y: float) -> Iterator[str]:

@@ -17,7 +17,7 @@ class Probe:
 
     trace: Trace
     index: int
-    """The event's, in the trace."""
+    """The call's, in the trace."""
     gauge: Gauge
     """Counts what a run of the forward holds and computes."""
     inputs: list[Any]

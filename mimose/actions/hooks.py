@@ -364,19 +364,19 @@ class Packing:
         self, probe: Probe, hooks: CallHooks, boxes: list[Box], freed_bytes: int
     ) -> None:
         """Tell what was held of a call that was measured."""
-        event, kept = probe.trace.events[probe.index], self._keep.spec.name
-        live = event.held_bytes.get(kept, 0.0)
-        event.tell_held(kept, live + freed_bytes)
+        measured, kept = probe.trace.calls[probe.index], self._keep.spec.name
+        live = measured.held_bytes.get(kept, 0.0)
+        measured.tell_held(kept, live + freed_bytes)
         packed = [box.packed for box in boxes if box.packed is not None]
         if hooks.was_refused:  # it would be learned as one that holds so much
             for box, each in zip(boxes, packed, strict=True):
                 box.undo(each.unpack())
-            event.keep(kept)
+            measured.keep(kept)
             return
         on_device = sum(each.device_bytes for each in packed)
-        event.tell_held(self.spec.name, live + on_device)
+        measured.tell_held(self.spec.name, live + on_device)
         if self.spec.needs_host:
-            event.tell_host(self.spec.name, sum(each.host_bytes for each in packed))
+            measured.tell_host(self.spec.name, sum(each.host_bytes for each in packed))
 
 
 def _refuse(name: str, why: str) -> NoReturn:

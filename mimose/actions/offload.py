@@ -51,13 +51,13 @@ class OffloadInput(Recompute):
             on_host = HostCall(self._host).pack(handed)
             freed = handed.nbytes
         if probe is not None:
-            event = probe.trace.events[probe.index]
+            measured = probe.trace.calls[probe.index]
             if freed and on_host is None:  # no room: it is a plain recomputation
-                event.keep(RECOMPUTE.name)
+                measured.keep(RECOMPUTE.name)
             else:
                 host_bytes = 0 if on_host is None else on_host.host_bytes
-                event.tell_host(self.spec.name, host_bytes)
-                event.tell_freed(self.spec.name, RECOMPUTE.name, freed)
+                measured.tell_host(self.spec.name, host_bytes)
+                measured.tell_freed(self.spec.name, RECOMPUTE.name, freed)
         if handed is None or on_host is None:
             return None
         return AwayInput(handed, on_host)

@@ -154,7 +154,7 @@ def _kept(call: Invocation, probe: Probe | None) -> Any:
     """Run a call that was to be recomputed, and may not be."""
     keep = Keep()
     if probe is not None:
-        probe.trace.events[probe.index].keep(keep.spec.name)
+        probe.trace.calls[probe.index].keep(keep.spec.name)
     return keep.run(call, probe)
 
 

@@ -1073,7 +1073,7 @@ class Selective:
         if probe is not None:
             trace = probe.trace
             trace.mark("ran", probe.index)
-            kept = trace.events[probe.index].held_bytes.get(self._keep.spec.name, 0.0)
+            kept = trace.calls[probe.index].held_bytes.get(self._keep.spec.name, 0.0)
             # A trial may take as much again as the call holds.
             may_make, may_try = kept <= trace.room_bytes, kept <= trace.spare_bytes
         outputs = [t for t in tensors_in(output) if t.grad_fn is not None]
@@ -1092,11 +1092,11 @@ class Selective:
                 raise
             call.layer.exclude(self.spec.name, f"{type(error).__name__}: {error}")
         if probe is not None:
-            event = probe.trace.events[probe.index]
+            measured = probe.trace.calls[probe.index]
             if freed is None:
-                event.keep(self._keep.spec.name)
+                measured.keep(self._keep.spec.name)
             else:
-                event.tell_held(self.spec.name, max(0.0, kept - freed))
+                measured.tell_held(self.spec.name, max(0.0, kept - freed))
         return output
 
     def _let_go(

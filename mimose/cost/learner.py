@@ -64,11 +64,11 @@ class Learner:
 
     def absorb(
         self,
-        facts: StepInput,
-        events: Sequence[Measured],
+        step_input: StepInput,
+        calls: Sequence[Measured],
         sample: StepSample,
         released_bytes: float,
-        calls: tuple[int, ...],
+        counts: tuple[int, ...],
         between: tuple[tuple[int, ...], ...] = (),
         *,
         growth_bytes: float = 0.0,
@@ -76,11 +76,11 @@ class Learner:
         """Take in one measured step; the arguments are those of `with_step`.
 
         Args:
-            facts: What was known of the step before it ran.
-            events: The events, as they ran.
+            step_input: What was known of the step before it ran.
+            calls: The calls, as they ran.
             sample: What their segments say.
             released_bytes: Outputs of an earlier step that were freed meanwhile.
-            calls: How often each layer was called.
+            counts: How often each layer was called.
             between: The same at each boundary between forwards.
             growth_bytes: How large the step is, or could be.
         """
@@ -88,7 +88,7 @@ class Learner:
         def learn(model: CostModel) -> CostModel:
             grown = model.grown(growth_bytes)
             taught = with_step(
-                grown, facts, events, sample, released_bytes, calls, between
+                grown, step_input, calls, sample, released_bytes, counts, between
             )
             self._last_step = model, taught
             return taught
@@ -106,13 +106,13 @@ class Learner:
 
         self._teach(forget)
 
-    def miss(self, facts: StepInput) -> None:
+    def miss(self, step_input: StepInput) -> None:
         """Take note of a step, not measured, in which more ran than was planned for.
 
         Args:
-            facts: The step's, with what it called.
+            step_input: The step's, with what it called.
         """
-        self._teach(lambda model: model.missing(facts))
+        self._teach(lambda model: model.missing(step_input))
 
     def _teach(self, lesson: Lesson) -> None:
         self._lessons.append(lesson)

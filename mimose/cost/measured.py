@@ -40,9 +40,9 @@ from mimose.cost.model import (
     head_key,
     numbers,
 )
-from mimose.cost.pattern import Calls, Event, Pattern, around_of, gaps_of
+from mimose.cost.pattern import CallCounts, LayerCall, Pattern, around_of, gaps_of
 from mimose.types import (
-    EventSample,
+    CallSample,
     Measured,
     SegmentSample,
     Sizes,
@@ -53,74 +53,77 @@ from mimose.types import (
 
 def with_step(
     model: CostModel,
-    facts: StepInput,
-    events: Sequence[Measured],
+    step_input: StepInput,
+    calls: Sequence[Measured],
     sample: StepSample,
     released_bytes: float,
-    calls: Calls,
-    between: tuple[Calls, ...] = (),
+    counts: CallCounts,
+    between: tuple[CallCounts, ...] = (),
 ) -> CostModel:
     """Return the model that has taken in one measured step.
 
     Args:
         model: What was learned before.
-        facts: What was known of the step before it ran.
-        events: The events, as they ran.
+        step_input: What was known of the step before it ran.
+        calls: The calls, as they ran.
         sample: What their segments say.
         released_bytes: Outputs of an earlier step that were freed between the
             root's exit and the first gradient; not this step's doing.
-        calls: How often each layer was called.
+        counts: How often each layer was called.
         between: The same where each forward but the last has ended.
     """
-    before = model.patterns.get(facts.context)
+    before = model.patterns.get(step_input.context)
     ran = tuple(
-        Event(e.name, e.layer, e.call, sys.intern(e.family), e.part) for e in events
+        LayerCall(e.name, e.layer, e.number, sys.intern(e.family), e.part)
+        for e in calls
     )
-    pattern = before.including(ran, calls, between) if before else None
+    pattern = before.including(ran, counts, between) if before else None
     if pattern is None:
-        pattern = Pattern(ran, calls=calls, between=between, structure=facts.structure)
-    own = {e.place: numbers(m.sizes) for e, m in zip(ran, events, strict=True)}
-    sizes = tuple(own.get(event.place, ()) for event in pattern.events)
-    pattern = pattern.taken_in(facts.sizes, sizes, calls)
+        pattern = Pattern(
+            ran, counts=counts, between=between, structure=step_input.structure
+        )
+    own = {e.place: numbers(m.sizes) for e, m in zip(ran, calls, strict=True)}
+    sizes = tuple(own.get(call.place, ()) for call in pattern.calls)
+    pattern = pattern.taken_in(step_input.sizes, sizes, counts)
     pattern = pattern.told(is_ordered=sample.is_ordered, copies_end=sample.copies_end)
-    copied = {e.family: e.copied_bytes for e in events if e.copied_bytes}
+    copied = {e.family: e.copied_bytes for e in calls if e.copied_bytes}
     model = replace(model, copied={**model.copied, **copied})
-    others = {c: p for c, p in model.patterns.items() if c != facts.context}
-    patterns = {**others, facts.context: pattern}
-    taken = _Readings(facts)
-    taken.add_events(ran, events, sample.events)
-    if ran_least(model, events):
-        taken.add_rest(ran, events, sample, released_bytes, model.kinds["net"].noise)
+    others = {c: p for c, p in model.patterns.items() if c != step_input.context}
+    patterns = {**others, step_input.context: pattern}
+    taken = _Readings(step_input)
+    taken.add_calls(ran, calls, sample.calls)
+    if ran_least(model, calls):
+        taken.add_rest(
+            ran, calls, sample, released_bytes, model.kinds["retained"].noise
+        )
     else:
-        taken.add_beyond(model, ran, events, sample)
+        taken.add_beyond(model, ran, calls, sample)
     if sample.copies_end == "loss" and sample.loss is not None:
-        gone = model.copies_gone(ran, [event.action for event in events])
-        taken.add_rise(sample.loss, released_bytes, gone, model.kinds["net"].noise)
+        gone = model.copies_gone(ran, [call.action for call in calls])
+        taken.add_rise(sample.loss, released_bytes, gone, model.kinds["retained"].noise)
     learned = model.with_readings(
         taken.by_key, n_steps=model.n_steps + 1, patterns=patterns
     )
     if before is not None and _plans_for_the_same(before, pattern):
         return learned
-    return learned.distrusted()  # plans were made for other events
+    return learned.distrusted()  # plans were made for other calls
 
 
-def ran_least(model: CostModel, events: Sequence[Measured]) -> bool:
-    """Whether every event ran under the least of the actions that its layer may have.
+def ran_least(model: CostModel, calls: Sequence[Measured]) -> bool:
+    """Whether every call ran under the least of the actions that its layer may have.
 
     Args:
         model: Knows what layers may do.
-        events: Of one step.
+        calls: Of one step.
     """
     least = model.menu.least
-    return all(
-        event.action in (least, model.allowed(event.layer)[-1]) for event in events
-    )
+    return all(call.action in (least, model.allowed(call.layer)[-1]) for call in calls)
 
 
 def _plans_for_the_same(before: Pattern, pattern: Pattern) -> bool:
     """Whether plans made so far speak of all that may run."""
-    is_same = before.events == pattern.events and before.between == pattern.between
-    return is_same and before.calls == pattern.calls
+    is_same = before.calls == pattern.calls and before.between == pattern.between
+    return is_same and before.counts == pattern.counts
 
 
 def _with_released(
@@ -132,34 +135,38 @@ def _with_released(
     rises at all. Learned as it was read, a loss outside of the model was predicted 22%
     too low, and differed from batch to batch by what the one before had returned.
     """
-    net, excess, backward = loss.net_bytes, loss.excess_bytes, loss.backward_bytes
-    if net is not None:
-        net += released_bytes
-    if excess is not None and excess > noise_bytes:
-        excess += released_bytes
+    retained, transient, backward = (
+        loss.retained_bytes,
+        loss.transient_bytes,
+        loss.backward_bytes,
+    )
+    if retained is not None:
+        retained += released_bytes
+    if transient is not None and transient > noise_bytes:
+        transient += released_bytes
     if backward is not None:
         backward += released_bytes
-    return SegmentSample(net, excess, backward)
+    return SegmentSample(retained, transient, backward)
 
 
-def _own_forward(event: Measured, sample: EventSample) -> dict[str, float]:
+def _own_forward(call: Measured, sample: CallSample) -> dict[str, float]:
     """Return how far forwards rose, by action; `AGAIN` in place of what did not run.
 
     A recomputation shows about what keeping takes, but not all that callers hold.
     """
-    told = sample.forward_excess_bytes
-    return {(a if a == event.action else AGAIN): n for a, n in told.items()}
+    told = sample.forward_transient_bytes
+    return {(a if a == call.action else AGAIN): n for a, n in told.items()}
 
 
 class _Readings:
     """What one step says, by series.
 
     Args:
-        facts: What was known of the step before it ran.
+        step_input: What was known of the step before it ran.
     """
 
-    def __init__(self, facts: StepInput) -> None:
-        self._facts = facts
+    def __init__(self, step_input: StepInput) -> None:
+        self._step_input = step_input
         self.by_key: dict[Key, list[tuple[Sizes, float]]] = {}
 
     def _add(self, key: Key, sizes: Sizes, value: float | None) -> None:
@@ -167,98 +174,98 @@ class _Readings:
         if value is not None:
             self.by_key.setdefault(key, []).append((sizes, value))
 
-    def add_events(
+    def add_calls(
         self,
-        ran: Sequence[Event],
-        events: Sequence[Measured],
-        samples: Sequence[EventSample],
+        ran: Sequence[LayerCall],
+        calls: Sequence[Measured],
+        samples: Sequence[CallSample],
     ) -> None:
         """Sort what layers hold and take, by family and action."""
         around = around_of(ran)
         for sample in samples:
-            event, family = events[sample.event], ran[sample.event].family
-            sizes = numbers(event.sizes)
+            call, family = calls[sample.call], ran[sample.call].family
+            sizes = numbers(call.sizes)
             for kind, what, told in (
                 ("exact", "held", sample.held_bytes),
-                ("exact", "host", event.host_bytes),
+                ("exact", "host", call.host_bytes),
                 ("exact", "cost", sample.cost),
-                ("excess", "forward", _own_forward(event, sample)),
+                ("transient", "forward", _own_forward(call, sample)),
             ):
                 for action, value in told.items():
                     self._add((kind, family, what, action), sizes, value)
-            own_output = event.kept_output_bytes
+            own_output = call.kept_output_bytes
             self._add(("exact", family, "own output"), sizes, own_output)
-            key = backward_key(self._facts, family, around[sample.event])
-            behind = backward_sizes(self._facts, sizes, around[sample.event])
-            for action, excess in sample.backward_excess_bytes.items():
-                self._add(("excess", *key, action), behind, excess)
+            key = backward_key(self._step_input, family, around[sample.call])
+            behind = backward_sizes(self._step_input, sizes, around[sample.call])
+            for action, transient in sample.backward_transient_bytes.items():
+                self._add(("transient", *key, action), behind, transient)
 
     def add_rest(
         self,
-        ran: Sequence[Event],
-        events: Sequence[Measured],
+        ran: Sequence[LayerCall],
+        calls: Sequence[Measured],
         sample: StepSample,
         released_bytes: float,
         noise_bytes: float,
     ) -> None:
         """Sort what backwards leave, and what runs between layers: Note: [Least]."""
-        facts, around = self._facts, around_of(ran)
-        for each in sample.events:
-            key = backward_key(facts, ran[each.event].family, around[each.event])
-            own = numbers(events[each.event].sizes)
-            behind = backward_sizes(facts, own, around[each.event])
-            for left in each.backward_net_bytes.values():
-                self._add(("net", *key), behind, left)
+        step_input, around = self._step_input, around_of(ran)
+        for each in sample.calls:
+            key = backward_key(step_input, ran[each.call].family, around[each.call])
+            own = numbers(calls[each.call].sizes)
+            behind = backward_sizes(step_input, own, around[each.call])
+            for left in each.backward_retained_bytes.values():
+                self._add(("retained", *key), behind, left)
         for pair, segment in zip(gaps_of(ran), sample.gaps, strict=True):
-            self._add_segment(gap_key(facts, pair), segment)
-        self._add_segment(head_key(facts, "head"), sample.head)
+            self._add_segment(gap_key(step_input, pair), segment)
+        self._add_segment(head_key(step_input, "head"), sample.head)
         if sample.loss is not None:
             loss = _with_released(sample.loss, released_bytes, noise_bytes)
-            self._add_segment(head_key(facts, "loss"), loss)
+            self._add_segment(head_key(step_input, "loss"), loss)
 
     def add_beyond(
         self,
         model: CostModel,
-        ran: Sequence[Event],
-        events: Sequence[Measured],
+        ran: Sequence[LayerCall],
+        calls: Sequence[Measured],
         sample: StepSample,
     ) -> None:
         """Sort what layers that were kept hold beyond what was counted: Note: [Least].
 
         Args:
             model: Knows what was counted, and what gaps leave where all is recomputed.
-            ran: The events, as they ran.
-            events: What was measured of each.
+            ran: The calls, as they ran.
+            calls: What was measured of each.
             sample: What their segments say.
         """
-        facts, around = self._facts, around_of(ran)
+        step_input, around = self._step_input, around_of(ran)
         keys = [
-            *(gap_key(facts, pair) for pair in gaps_of(ran)),
-            head_key(facts, "head"),
+            *(gap_key(step_input, pair) for pair in gaps_of(ran)),
+            head_key(step_input, "head"),
         ]
         segments = [*sample.gaps, sample.head]
         copied = sum(map(model.copied_bytes, ran))
-        gone = model.copies_gone(ran, [event.action for event in events])
+        gone = model.copies_gone(ran, [call.action for call in calls])
         are_kept = True
-        for at, event in enumerate(events):
-            net, action = segments[at + 1].net_bytes, event.action
-            is_last = at + 1 == len(events)
+        for at, call in enumerate(calls):
+            retained, action = segments[at + 1].retained_bytes, call.action
+            is_last = at + 1 == len(calls)
             are_kept = are_kept and action == model.menu.first
-            if net is None or not model.keeps_copies(action):
+            if retained is None or not model.keeps_copies(action):
                 continue
             if not (around[at][1] or is_last):
                 continue  # what is behind it is another forward
-            family, sizes = ran[at].family, numbers(event.sizes)
-            if action not in event.held_bytes:  # then the segment has all of it
-                net -= model.exact(family, "held", action).predict(sizes)
-            net -= model.net(*keys[at + 1]).predict(facts.sizes)
+            family, sizes = ran[at].family, numbers(call.sizes)
+            if action not in call.held_bytes:  # then the segment has all of it
+                retained -= model.exact(family, "held", action).predict(sizes)
+            retained -= model.retained(*keys[at + 1]).predict(step_input.sizes)
             if sample.copies_end:
-                net += model.copied_bytes(ran[at])
+                retained += model.copied_bytes(ran[at])
             if is_last and sample.copies_end == "head":
-                net -= copied - gone
+                retained -= copied - gone
             of_all = are_kept and ends_stack(family, around[at])
-            key = "net", *beyond_key(family, around[at], of_all=of_all), action
-            self._add(key, sizes, float(round(net)))  # predictions have fractions
+            key = "retained", *beyond_key(family, around[at], of_all=of_all), action
+            self._add(key, sizes, float(round(retained)))  # predictions have fractions
 
     def add_rise(
         self,
@@ -273,13 +280,13 @@ class _Readings:
         returns it as a number, its backward tells.
         """
         loss = _with_released(loss, released_bytes, noise_bytes)
-        excess, backward = loss.excess_bytes, loss.backward_bytes
-        if excess is not None and excess <= noise_bytes:
-            excess = backward
-        if excess is not None:
-            key = "excess", *head_key(self._facts, "rise")
-            self._add(key, self._facts.sizes, excess + gone_bytes)
+        transient, backward = loss.transient_bytes, loss.backward_bytes
+        if transient is not None and transient <= noise_bytes:
+            transient = backward
+        if transient is not None:
+            key = "transient", *head_key(self._step_input, "rise")
+            self._add(key, self._step_input.sizes, transient + gone_bytes)
 
     def _add_segment(self, key: Key, sample: SegmentSample) -> None:
-        self._add(("net", *key), self._facts.sizes, sample.net_bytes)
-        self._add(("excess", *key), self._facts.sizes, sample.excess_bytes)
+        self._add(("retained", *key), self._step_input.sizes, sample.retained_bytes)
+        self._add(("transient", *key), self._step_input.sizes, sample.transient_bytes)

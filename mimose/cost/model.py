@@ -1,7 +1,7 @@
 """The cost model: what measured steps have taught, as one immutable value.
 
 A step's `Context` says all that changes costs at one shape. For each context the model
-has the pattern of the events (which ran, of what family, how their own sizes follow
+has the pattern of the calls (which ran, of what family, how their own sizes follow
 from the batch's), and for each family the samples of its quantities. Who reads it never
 changes it; who teaches it gets another one, of a higher version, that shares all that
 stayed as it was.
@@ -10,7 +10,7 @@ Note: [Whose series]
 A series belongs to what its sizes are sizes of. A family's are a layer's own; the
 head's and the loss's are the root's, of one context. What runs between layers is told
 by the root's sizes too, but alike in all contexts of one structure of arguments, which
-so teach each other. The backward of a forward's first event goes on to what lies in
+so teach each other. The backward of a forward's first call goes on to what lies in
 front of it: an embedding, or the head and the loss of the forward before. So it is the
 root's, of one context, as well. Where the owner is forgotten, so are its series.
 
@@ -26,7 +26,7 @@ from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from mimose.cost.pattern import Around, Event, Pattern, as_tuples
+from mimose.cost.pattern import Around, LayerCall, Pattern, as_tuples
 from mimose.cost.series import Kind, Samples, Series
 from mimose.planners import Menu
 from mimose.planners.actions import EXACT_MENU
@@ -90,37 +90,37 @@ class CostModel:
         """Whether there is no choice about a layer: it is always kept."""
         return len(self.allowed(layer)) == 1
 
-    def copied_bytes(self, event: Event) -> float:
+    def copied_bytes(self, call: LayerCall) -> float:
         """Return a call's copies of weights; a layer that is always kept is alike."""
-        settled = self.is_settled(event.layer)
-        return 0.0 if settled else self.copied.get(event.family, 0.0)
+        settled = self.is_settled(call.layer)
+        return 0.0 if settled else self.copied.get(call.family, 0.0)
 
     def keeps_copies(self, action: str) -> bool:
         """Whether what is held under an action has the copies among it."""
         return not self.menu.spec(action).recomputes
 
-    def copies_gone(self, events: Sequence[Event], actions: Sequence[str]) -> float:
+    def copies_gone(self, calls: Sequence[LayerCall], actions: Sequence[str]) -> float:
         """Return the copies that go where their context ends: no graph saves them.
 
         Args:
-            events: Of a step.
+            calls: Of a step.
             actions: Theirs.
         """
-        pairs = list(zip(events, actions, strict=True))
-        kept = {event.layer for event, action in pairs if self.keeps_copies(action)}
-        copied = {event.layer: self.copied_bytes(event) for event in events}
+        pairs = list(zip(calls, actions, strict=True))
+        kept = {call.layer for call, action in pairs if self.keeps_copies(action)}
+        copied = {call.layer: self.copied_bytes(call) for call in calls}
         return sum(n_bytes for layer, n_bytes in copied.items() if layer not in kept)
 
-    def pattern(self, facts: StepInput) -> Pattern:
-        """Return the pattern of a step: of the events that ran, or else may run.
+    def pattern(self, step_input: StepInput) -> Pattern:
+        """Return the pattern of a step: of the calls that ran, or else may run.
 
         Args:
-            facts: The step's; its context is known.
+            step_input: The step's; its context is known.
         """
-        pattern = self.patterns[facts.context]
-        if facts.calls:
-            return pattern.ran(facts.calls)
-        return pattern.expected(facts.sizes)
+        pattern = self.patterns[step_input.context]
+        if step_input.counts:
+            return pattern.ran(step_input.counts)
+        return pattern.expected(step_input.sizes)
 
     def varies(self, context: Context) -> bool:
         """Whether steps of the same sizes are known to run different layers."""
@@ -130,13 +130,13 @@ class CostModel:
         """Return what is known of something counted, such as held bytes or FLOPs."""
         return self._series(("exact", *key))
 
-    def excess(self, *key: Hashable) -> Series:
+    def transient(self, *key: Hashable) -> Series:
         """Return what is known of a segment's rise over the level it begins at."""
-        return self._series(("excess", *key))
+        return self._series(("transient", *key))
 
-    def net(self, *key: Hashable) -> Series:
+    def retained(self, *key: Hashable) -> Series:
         """Return what is known of a segment's change of the level."""
-        return self._series(("net", *key))
+        return self._series(("retained", *key))
 
     def _series(self, key: Key) -> Series:
         samples = self.samples.get(key)
@@ -175,17 +175,17 @@ class CostModel:
         patterns[context] = patterns.pop(context)
         return replace(self, patterns=patterns)
 
-    def missing(self, facts: StepInput) -> CostModel:
+    def missing(self, step_input: StepInput) -> CostModel:
         """Return the next version, which knows that more runs than it foretold.
 
         Args:
-            facts: The step's, with what it called.
+            step_input: The step's, with what it called.
         """
-        pattern = self.patterns.get(facts.context)
+        pattern = self.patterns.get(step_input.context)
         if pattern is None:
             return self
-        pattern = pattern.missing(facts.calls)
-        return self.distrusted(patterns={**self.patterns, facts.context: pattern})
+        pattern = pattern.missing(step_input.counts)
+        return self.distrusted(patterns={**self.patterns, step_input.context: pattern})
 
     def forgotten(self, context: Context) -> CostModel:
         """Return the next version without a context; what its families taught stays."""
@@ -216,7 +216,7 @@ class CostModel:
         if len(self.patterns) <= MOST_CONTEXTS:
             return self
         patterns = dict(list(self.patterns.items())[-MOST_CONTEXTS:])
-        families = {e.family for p in patterns.values() for e in p.events}
+        families = {e.family for p in patterns.values() for e in p.calls}
         owners = {*patterns, *(p.structure for p in patterns.values()), *families}
         samples = {key: s for key, s in self.samples.items() if key[1] in owners}
         copied = {family: n for family, n in self.copied.items() if family in owners}
@@ -300,15 +300,15 @@ class CostModel:
 # ---------------------------------------------------------------------- names of series
 
 
-def backward_key(facts: StepInput, family: str, around: Around) -> Key:
-    """Name the series of a backward; behind it comes the action of an excess."""
-    owner = (family,) if around[0] else (facts.context, family)
-    return *owner, "backward", around, facts.has_gradients
+def backward_key(step_input: StepInput, family: str, around: Around) -> Key:
+    """Name the series of a backward; a transient peak's action comes behind it."""
+    owner = (family,) if around[0] else (step_input.context, family)
+    return *owner, "backward", around, step_input.has_gradients
 
 
-def backward_sizes(facts: StepInput, own: Sizes, around: Around) -> Sizes:
+def backward_sizes(step_input: StepInput, own: Sizes, around: Around) -> Sizes:
     """Return the sizes that tell of a backward: Note: [Whose series]."""
-    return own if around[0] else facts.sizes
+    return own if around[0] else step_input.sizes
 
 
 def ends_stack(family: str, around: Around) -> bool:
@@ -327,14 +327,14 @@ def beyond_key(family: str, around: Around, *, of_all: bool = False) -> Key:
     return family, "beyond all" if of_all else "beyond", around
 
 
-def gap_key(facts: StepInput, pair: Around) -> Key:
+def gap_key(step_input: StepInput, pair: Around) -> Key:
     """Name a gap's series; where gradients went, their memory is used again."""
-    return facts.structure, "gap", *pair, facts.has_gradients
+    return step_input.structure, "gap", *pair, step_input.has_gradients
 
 
-def head_key(facts: StepInput, part: str) -> Key:
+def head_key(step_input: StepInput, part: str) -> Key:
     """Name the series of the head or the loss."""
-    return facts.context, part, facts.has_gradients
+    return step_input.context, part, step_input.has_gradients
 
 
 def numbers(sizes: Sizes) -> Sizes:

@@ -1,6 +1,6 @@
-"""Which events run in a context, and how their own sizes follow from the batch's.
+"""Which calls run in a context, and how their own sizes follow from the batch's.
 
-Note: [Optional events]
+Note: [Optional calls]
 Layers may be dropped at random, and a tower may run once for each image of a batch. So
 what a context knows is the superset of all sequences measured, in their order; a step
 runs some of it. Which, is told by how often each layer was called: calls are numbered,
@@ -29,12 +29,12 @@ from numpy.typing import NDArray
 from mimose.predictors import SizeMap
 from mimose.types import Sizes
 
-Calls: TypeAlias = tuple[int, ...]
+CallCounts: TypeAlias = tuple[int, ...]
 """By layer, how often it is called; calls without a gradient included."""
 Place: TypeAlias = tuple[int, int]
-"""Of an event: its layer and call."""
+"""Of a call: its layer and call."""
 Around: TypeAlias = tuple[str, ...]
-"""The families before and after an event in its forward, "" for none: the first takes
+"""The families before and after a call in its forward, "" for none: the first takes
 the gradient it makes, the second made the gradient that it takes. Behind them, where
 several forwards run before one backward, which of them it is: the first backward that
 reaches a weight makes its gradient, and the others add to it."""
@@ -49,13 +49,13 @@ _MOST_SEQUENCES = 256
 """Sequences of a pattern that are remembered."""
 
 
-class Event(NamedTuple):
+class LayerCall(NamedTuple):
     """One call of a layer in a forward."""
 
     name: str
     """``name#call``."""
     layer: int
-    call: int
+    number: int
     family: str
     part: int = 0
     """Which forward of its window."""
@@ -63,7 +63,7 @@ class Event(NamedTuple):
     @property
     def place(self) -> Place:
         """What tells it from the others of its context."""
-        return self.layer, self.call
+        return self.layer, self.number
 
 
 class Row(NamedTuple):
@@ -71,8 +71,8 @@ class Row(NamedTuple):
 
     root: Sizes
     own: tuple[Sizes, ...]
-    """Every event's; () of one that did not run."""
-    calls: Calls = ()
+    """Every call's; () of one that did not run."""
+    counts: CallCounts = ()
     """How often each layer was called."""
 
 
@@ -85,16 +85,16 @@ def _column(roots: Sequence[Sizes], own: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Events and gaps, those that share all their numbers together."""
+    """Calls and gaps, those that share all their numbers together."""
 
     classes: list[tuple[int, Around]]
-    """(an event of the class, what is around it)."""
-    of_event: NDArray[np.intp]
-    """(E,) the class of each event."""
+    """(a call of the class, what is around it)."""
+    of_call: NDArray[np.intp]
+    """(C,) the class of each call."""
     gaps: list[Around]
     """(family before, family after), and which forward."""
     of_gap: NDArray[np.intp]
-    """(E,) which of them is before each event."""
+    """(C,) which of them is before each call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,11 +102,11 @@ class _Rules:
     """What all rows say, fitted once."""
 
     maps: list[tuple[SizeMap, ...]]
-    """For each event, the rule of each of its own sizes; equal ones are one object."""
+    """For each call, the rule of each of its own sizes; equal ones are one object."""
     fixed: list[Fixed]
-    """For each event, of the steps that tell of it."""
+    """For each call, of the steps that tell of it."""
     layout: Layout
-    counts: Mapping[int, int]
+    columns_of_counts: Mapping[int, int]
     """Of layers that are called as often as one of the root's sizes says: which."""
     varies: bool
     """Whether some layer is called now more and now less often, and no size says so."""
@@ -120,27 +120,27 @@ class _Rules:
 
 @dataclass(frozen=True)
 class Pattern:
-    """The events of one context, in the order in which they run; immutable.
+    """The calls of one context, in the order in which they run; immutable.
 
-    Not every step runs all of them: Note: [Optional events]. Rules are fitted by the
+    Not every step runs all of them: Note: [Optional calls]. Rules are fitted by the
     first reader and remembered; two threads that read at once fit the same twice.
     """
 
-    events: tuple[Event, ...]
+    calls: tuple[LayerCall, ...]
     rows: tuple[Row, ...] = ()
     """Of the steps measured, a bounded number."""
     is_ordered: bool = True
-    """Whether gradients arrive in the reverse order of the events."""
+    """Whether gradients arrive in the reverse order of the calls."""
     copies_end: str = ""
     """Where autocast's copies of weights go: ``"head"``, ``"loss"``, or later."""
     high: Sizes = ()
     """The largest of each root size measured."""
-    calls: Calls = ()
+    counts: CallCounts = ()
     """How often each layer is called at the most."""
-    between: tuple[Calls, ...] = ()
+    between: tuple[CallCounts, ...] = ()
     """How often it was called so far where each forward but the last has ended."""
     varies: bool = False
-    """Whether steps of the same sizes have run different events."""
+    """Whether steps of the same sizes have run different calls."""
     is_short: bool = False
     """Whether more has run than in any step measured."""
     structure: str = ""
@@ -164,81 +164,84 @@ class Pattern:
             state: What it returned.
         """
         said = {name: as_tuples(value) for name, value in state.items()}
-        said["events"] = tuple(Event(*each) for each in said["events"])
+        said["calls"] = tuple(LayerCall(*each) for each in said["calls"])
         said["rows"] = tuple(Row(*row) for row in said["rows"])
         return cls(**said)
 
     # ------------------------------------------------------------------ sequences
 
     def including(
-        self, ran: tuple[Event, ...], calls: Calls, between: tuple[Calls, ...] = ()
+        self,
+        ran: tuple[LayerCall, ...],
+        counts: CallCounts,
+        between: tuple[CallCounts, ...] = (),
     ) -> Pattern | None:
         """Return the pattern that has another sequence as well.
 
         Args:
-            ran: The events, as they ran.
-            calls: How often each layer was called.
+            ran: The calls, as they ran.
+            counts: How often each layer was called.
             between: The same where each forward but the last has ended.
 
         Returns:
-            None where they cannot be put into one order: Note: [Optional events].
+            None where they cannot be put into one order: Note: [Optional calls].
         """
-        if (ran, calls, between) == (self.events, self.calls, self.between):
+        if (ran, counts, between) == (self.calls, self.counts, self.between):
             return self
         if between or self.between:
             return None
-        events = _merged(self.events, ran)
-        if events is None or _ran_of(events, calls) != ran:
+        calls = _merged(self.calls, ran)
+        if calls is None or _ran_of(calls, counts) != ran:
             return None
-        most = tuple(map(max, calls, self.calls))
-        if events == self.events:
-            return self if most == self.calls else self.told(calls=most)
-        index = {event.place: i for i, event in enumerate(self.events)}
-        moved = [index.get(event.place) for event in events]
+        most = tuple(map(max, counts, self.counts))
+        if calls == self.calls:
+            return self if most == self.counts else self.told(counts=most)
+        index = {call.place: i for i, call in enumerate(self.calls)}
+        moved = [index.get(call.place) for call in calls]
         rows = tuple(
             row._replace(own=tuple(() if i is None else row.own[i] for i in moved))
             for row in self.rows
         )
-        return replace(self, events=events, rows=rows, calls=most, _kept=None)
+        return replace(self, calls=calls, rows=rows, counts=most, _kept=None)
 
-    def ran(self, calls: Calls) -> Pattern:
-        """Return the pattern of the events of steps with so many calls alone.
+    def ran(self, counts: CallCounts) -> Pattern:
+        """Return the pattern of the calls of steps with so many calls alone.
 
-        It is there to be read; its rows are those of all events.
+        It is there to be read; its rows are those of all calls.
 
         Args:
-            calls: How often each layer is called.
+            counts: How often each layer is called.
         """
-        if calls == self.calls or not calls:
+        if counts == self.counts or not counts:
             return self
-        found = self._sequences.get(calls)
+        found = self._sequences.get(counts)
         if found is None:
-            events, rules = _ran_of(self.events, calls), self._rules
-            if len(events) == len(self.events):
-                found = self.told(calls=calls)
+            calls, rules = _ran_of(self.calls, counts), self._rules
+            if len(calls) == len(self.calls):
+                found = self.told(counts=counts)
             else:
-                ran = [event.call < calls[event.layer] for event in self.events]
+                ran = [call.number < counts[call.layer] for call in self.calls]
                 maps = list(itertools.compress(rules.maps, ran))
                 fixed = list(itertools.compress(rules.fixed, ran))
-                layout = _lay_out(events, maps)
+                layout = _lay_out(calls, maps)
                 rules = replace(rules, maps=maps, fixed=fixed, layout=layout)
-                found = replace(self, events=events, calls=calls, _kept=rules)
+                found = replace(self, calls=calls, counts=counts, _kept=rules)
             if len(self._sequences) >= _MOST_SEQUENCES:
                 self._sequences.clear()
-            self._sequences[calls] = found
+            self._sequences[counts] = found
         return found
 
     @cached_property
-    def _sequences(self) -> dict[Calls, Pattern]:
+    def _sequences(self) -> dict[CallCounts, Pattern]:
         return {}
 
     def expected(self, root: Sizes) -> Pattern:
-        """Return the pattern of the events that may run at these sizes.
+        """Return the pattern of the calls that may run at these sizes.
 
         Args:
             root: The root's sizes.
         """
-        return self.ran(tuple(map(min, self.calls, self._foretold(root))))
+        return self.ran(tuple(map(min, self.counts, self._foretold(root))))
 
     def lacks_some(self, root: Sizes) -> bool:
         """Whether more runs than was ever measured, or is foretold to at these sizes.
@@ -246,44 +249,47 @@ class Pattern:
         Args:
             root: The root's sizes.
         """
-        more = map(operator.gt, self._foretold(root), self.calls)
+        more = map(operator.gt, self._foretold(root), self.counts)
         return self.is_short or any(more)
 
-    def _foretold(self, root: Sizes) -> Calls:
-        counts = {} if self.varies else self._rules.counts
-        if not counts:
-            return self.calls
-        own = enumerate(self.calls)
-        return tuple(root[counts[u]] if u in counts else most for u, most in own)
+    def _foretold(self, root: Sizes) -> CallCounts:
+        columns_of_counts = {} if self.varies else self._rules.columns_of_counts
+        if not columns_of_counts:
+            return self.counts
+        own = enumerate(self.counts)
+        return tuple(
+            root[columns_of_counts[u]] if u in columns_of_counts else most
+            for u, most in own
+        )
 
     @property
     def may_vary(self) -> bool:
-        """Whether steps of the same sizes may run different events."""
+        """Whether steps of the same sizes may run different calls."""
         return self.varies or self._rules.varies
 
-    def missing(self, calls: Calls) -> Pattern:
+    def missing(self, counts: CallCounts) -> Pattern:
         """Return the pattern that knows of a step in which more ran than foretold.
 
         Args:
-            calls: How often each layer was called.
+            counts: How often each layer was called.
         """
-        is_new = any(map(operator.gt, calls, self.calls))
+        is_new = any(map(operator.gt, counts, self.counts))
         return self.told(varies=True, is_short=self.is_short or is_new)
 
     # ------------------------------------------------------------------ sizes
 
     def taken_in(
-        self, root: Sizes, own: tuple[Sizes, ...], calls: Calls = ()
+        self, root: Sizes, own: tuple[Sizes, ...], counts: CallCounts = ()
     ) -> Pattern:
         """Return the pattern with the sizes of one more measured step.
 
         Args:
             root: The root's.
-            own: Every event's own; () of one that did not run.
-            calls: How often each layer was called.
+            own: Every call's own; () of one that did not run.
+            counts: How often each layer was called.
         """
         high = tuple(map(max, root, self.high or root))
-        row = Row(root, own, calls)
+        row = Row(root, own, counts)
         if row in self.rows or self._foretells(row):
             return self.told(high=high, is_short=False)
         known, n_rows = self._known, self.n_rows + 1
@@ -316,16 +322,16 @@ class Pattern:
         pairs = zip(self.own_sizes(row.root), row.own, strict=True)
         if any(own and own != foretold for foretold, own in pairs):
             return False
-        return not any(map(operator.gt, row.calls, self._foretold(row.root)))
+        return not any(map(operator.gt, row.counts, self._foretold(row.root)))
 
     @cached_property
     def _rules(self) -> _Rules:
         return self._kept if self._kept is not None else self._fitted()
 
     def _fitted(self) -> _Rules:
-        """Fit the rules of every event; equal histories share them."""
+        """Fit the rules of every call; equal histories share them."""
         roots = [row.root for row in self.rows]
-        histories = _filled(self.events, [row.own for row in self.rows])
+        histories = _filled(self.calls, [row.own for row in self.rows])
         found: dict[tuple[tuple[int, ...], tuple[bool, ...]], SizeMap] = {}
         shared: dict[tuple[Sizes, ...], tuple[tuple[SizeMap, ...], Fixed]] = {}
         for history in histories:
@@ -341,25 +347,25 @@ class Pattern:
             shared[history] = tuple(found[key] for key in keys), _fixed(told)
         maps = [shared[history][0] for history in histories]
         fixed = [shared[history][1] for history in histories]
-        counts, varies = self._fitted_counts(roots)
-        layout = _lay_out(self.events, maps)
-        return _Rules(maps, fixed, layout, counts, varies, self.n_rows)
+        columns_of_counts, varies = self._fitted_counts(roots)
+        layout = _lay_out(self.calls, maps)
+        return _Rules(maps, fixed, layout, columns_of_counts, varies, self.n_rows)
 
     def _fitted_counts(self, roots: Sequence[Sizes]) -> tuple[dict[int, int], bool]:
         """Return which sizes tell how often layers are called; and if some do not."""
-        counts, varies = {}, False
-        columns = zip(*(row.calls for row in self.rows), strict=True)
+        columns_of_counts, varies = {}, False
+        columns = zip(*(row.counts for row in self.rows), strict=True)
         for layer, own in enumerate(columns):
             if len(set(own)) > 1:
                 column = _column(roots, own)
                 varies = varies or column is None
                 if column is not None:
-                    counts[layer] = column
-        return counts, varies
+                    columns_of_counts[layer] = column
+        return columns_of_counts, varies
 
     @property
     def layout(self) -> Layout:
-        """The events and gaps, those that share all their numbers together."""
+        """The calls and gaps, those that share all their numbers together."""
         return self._rules.layout
 
     def make_rules(self) -> None:
@@ -369,13 +375,13 @@ class Pattern:
 
     @property
     def follows_rules(self) -> bool:
-        """Whether every event's sizes follow from the root's by a rule."""
+        """Whether every call's sizes follow from the root's by a rule."""
         return self._rules.are_found
 
     def reaches_further(self, root: Sizes) -> bool:
         """Whether a size that never varied is larger now: rules take it as constant.
 
-        Events that ran in few steps have their sizes from these alone.
+        Calls that ran in few steps have their sizes from these alone.
 
         Args:
             root: The root's sizes.
@@ -387,7 +393,7 @@ class Pattern:
         )
 
     def own_sizes(self, root: Sizes) -> list[Sizes]:
-        """Return every event's own sizes at the root's sizes."""
+        """Return every call's own sizes at the root's sizes."""
         done: dict[int, Sizes] = {}
         for rules in self._rules.maps:
             if id(rules) not in done:
@@ -396,13 +402,13 @@ class Pattern:
 
     # ------------------------------------------------------------------ plans
 
-    def events_until(self, part: int) -> int:
-        """Return how many events have run where one of the forwards has ended.
+    def calls_until(self, part: int) -> int:
+        """Return how many calls have run where one of the forwards has ended.
 
         Args:
             part: Which of them.
         """
-        return sum(event.part <= part for event in self.events)
+        return sum(call.part <= part for call in self.calls)
 
     def by_layer(
         self, actions: Sequence[str], otherwise: str
@@ -410,32 +416,34 @@ class Pattern:
         """Sort a plan's actions by layer and call.
 
         Args:
-            actions: One an event.
-            otherwise: What calls do that are no events: they made no gradients, as in
+            actions: One a call.
+            otherwise: What calls do that are no calls: they made no gradients, as in
                 frozen layers, and save nothing.
         """
-        by_layer = [[otherwise] * n_calls for n_calls in self.calls]
-        for event, action in zip(self.events, actions, strict=True):
-            by_layer[event.layer][event.call] = action
+        by_layer = [[otherwise] * n_calls for n_calls in self.counts]
+        for call, action in zip(self.calls, actions, strict=True):
+            by_layer[call.layer][call.number] = action
         return tuple(tuple(calls) for calls in by_layer)
 
 
 # --------------------------------------------------------------------------- sequences
 
 
-def _merged(known: Sequence[Event], ran: Sequence[Event]) -> tuple[Event, ...] | None:
+def _merged(
+    known: Sequence[LayerCall], ran: Sequence[LayerCall]
+) -> tuple[LayerCall, ...] | None:
     """Return the sequence that holds two, each in its order; None if there is none.
 
     Args:
         known: One that holds all measured before.
         ran: Another one.
     """
-    families = {event.place: event.family for event in known}
+    families = {call.place: call.family for call in known}
     if any(families.get(e.place, e.family) != e.family for e in ran):
         return None
-    found: list[Event] = []
+    found: list[LayerCall] = []
     left, right = list(reversed(known)), list(reversed(ran))
-    of_known, of_ran = ({e.place for e in events} for events in (known, ran))
+    of_known, of_ran = ({e.place for e in calls} for calls in (known, ran))
     while left and right:
         if left[-1].place == right[-1].place:
             found.append(left.pop())
@@ -452,64 +460,62 @@ def _merged(known: Sequence[Event], ran: Sequence[Event]) -> tuple[Event, ...] |
     return (*found, *reversed(left), *reversed(right))
 
 
-def _turn(event: Event) -> tuple[int, int]:
-    return event.call, event.layer
+def _turn(call: LayerCall) -> tuple[int, int]:
+    return call.number, call.layer
 
 
-def _ran_of(events: Iterable[Event], calls: Calls) -> tuple[Event, ...]:
-    """Return the events of a step whose layers were called so often."""
-    return tuple(event for event in events if event.call < calls[event.layer])
+def _ran_of(calls: Iterable[LayerCall], counts: CallCounts) -> tuple[LayerCall, ...]:
+    """Return the calls of a step whose layers were called so often."""
+    return tuple(call for call in calls if call.number < counts[call.layer])
 
 
 # ------------------------------------------------------------------------------ layout
 
 
-def around_of(events: Sequence[Event]) -> list[Around]:
-    """Return, for each event, what is around it in its forward."""
-    last = events[-1].part if events else 0
+def around_of(calls: Sequence[LayerCall]) -> list[Around]:
+    """Return, for each call, what is around it in its forward."""
+    last = calls[-1].part if calls else 0
     found: list[Around] = []
-    for before, event, after in zip(
-        [None, *events], events, [*events[1:], None], strict=False
+    for before, call, after in zip(
+        [None, *calls], calls, [*calls[1:], None], strict=False
     ):
         pair = (
-            other.family if other is not None and other.part == event.part else ""
+            other.family if other is not None and other.part == call.part else ""
             for other in (before, after)
         )
-        which = (f"{event.part + 1}/{last + 1}",) if last else ()
+        which = (f"{call.part + 1}/{last + 1}",) if last else ()
         found.append((*pair, *which))
     return found
 
 
-def gaps_of(events: Sequence[Event]) -> list[Around]:
-    """Return, for each event, the families around the gap before it, and where."""
-    pairs = zip(events, around_of(events), strict=True)
-    return [(before, event.family, *which) for event, (before, _, *which) in pairs]
+def gaps_of(calls: Sequence[LayerCall]) -> list[Around]:
+    """Return, for each call, the families around the gap before it, and where."""
+    pairs = zip(calls, around_of(calls), strict=True)
+    return [(before, call.family, *which) for call, (before, _, *which) in pairs]
 
 
-def _lay_out(events: Sequence[Event], maps: Sequence[tuple[SizeMap, ...]]) -> Layout:
-    """Put events and gaps together that share all their numbers.
+def _lay_out(calls: Sequence[LayerCall], maps: Sequence[tuple[SizeMap, ...]]) -> Layout:
+    """Put calls and gaps together that share all their numbers.
 
     Args:
-        events: In their order.
+        calls: In their order.
         maps: For each, the rules of its own sizes; equal ones are one object.
     """
     classes: dict[tuple[str, Around, int], int] = {}
     members: list[tuple[int, Around]] = []
-    of_event = []
-    for index, (event, around) in enumerate(
-        zip(events, around_of(events), strict=True)
-    ):
-        key = event.family, around, id(maps[index])
+    of_call = []
+    for index, (call, around) in enumerate(zip(calls, around_of(calls), strict=True)):
+        key = call.family, around, id(maps[index])
         if key not in classes:
             classes[key] = len(members)
             members.append((index, around))
-        of_event.append(classes[key])
-    pairs = gaps_of(events)
+        of_call.append(classes[key])
+    pairs = gaps_of(calls)
     gaps = list(dict.fromkeys(pairs))
     of_gap = [gaps.index(pair) for pair in pairs]
     return Layout(
         members,
-        np.array(of_event, dtype=np.intp),
+        np.array(of_call, dtype=np.intp),
         gaps,
         np.array(of_gap, dtype=np.intp),
     )
@@ -519,24 +525,24 @@ def _lay_out(events: Sequence[Event], maps: Sequence[tuple[SizeMap, ...]]) -> La
 
 
 def _filled(
-    events: Sequence[Event], rows: Sequence[tuple[Sizes, ...]]
+    calls: Sequence[LayerCall], rows: Sequence[tuple[Sizes, ...]]
 ) -> list[tuple[Sizes, ...]]:
-    """Return each event's own sizes in all rows, completed by those of its like.
+    """Return each call's own sizes in all rows, completed by those of its like.
 
-    Events of one family whose sizes were the same wherever both ran have one rule, and
+    Calls of one family whose sizes were the same wherever both ran have one rule, and
     what is known of each is known of all.
 
     Args:
-        events: Of all rows.
-        rows: Every event's own sizes; () where it did not run.
+        calls: Of all rows.
+        rows: Every call's own sizes; () where it did not run.
     """
     histories = list(zip(*rows, strict=True))
     if all(own for row in rows for own in row):
         return histories
     groups: dict[str, list[list[Sizes]]] = {}
     member: list[list[Sizes]] = []
-    for event, history in zip(events, histories, strict=True):
-        own_groups = groups.setdefault(event.family, [])
+    for call, history in zip(calls, histories, strict=True):
+        own_groups = groups.setdefault(call.family, [])
         group = next((g for g in own_groups if _is_alike(g, history)), None)
         if group is None:
             group = list(history)

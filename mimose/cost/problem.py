@@ -23,7 +23,7 @@ from mimose.cost.model import (
     gap_key,
     head_key,
 )
-from mimose.cost.pattern import Around, Event, Pattern
+from mimose.cost.pattern import Around, LayerCall, Pattern
 from mimose.cost.series import Series
 from mimose.planners import ActionSpec, PlanningProblem, lay_out
 from mimose.types import Sizes, StepInput
@@ -57,56 +57,58 @@ class Memory(NamedTuple):
 # ------------------------------------------------------------------------------- trust
 
 
-def doubt(model: CostModel, facts: StepInput) -> str:
+def doubt(model: CostModel, step_input: StepInput) -> str:
     """Return why no plan can be trusted at these sizes; "" if one can.
 
     Args:
         model: What was learned.
-        facts: The step's context and sizes.
+        step_input: The step's context and sizes.
     """
-    if facts.context not in model.patterns:
+    if step_input.context not in model.patterns:
         return "nothing was measured with such inputs yet"
-    if not facts.calls and model.patterns[facts.context].lacks_some(facts.sizes):
+    if not step_input.counts and model.patterns[step_input.context].lacks_some(
+        step_input.sizes
+    ):
         return "more layers run at such sizes than in the steps measured"
-    pattern = model.pattern(facts)
-    if not pattern.events:
+    pattern = model.pattern(step_input)
+    if not pattern.calls:
         return (
             "no layer took part in the backward of the steps measured with such inputs"
         )
     if not pattern.is_ordered:
         return "gradients do not arrive in the reverse order of the layers"
-    if pattern.reaches_further(facts.sizes):
+    if pattern.reaches_further(step_input.sizes):
         return "the layers' sizes were seen at smaller shapes alone"
     if not pattern.follows_rules:
         return "the layers' sizes do not follow from the batch's by a known rule"
-    for name, series, sizes in _needed(model, facts, pattern):
+    for name, series, sizes in _needed(model, step_input, pattern):
         reason = series.doubt(sizes)
         if reason:
             return f"{name}: {reason}"
     return ""
 
 
-def extrapolation_ratio(model: CostModel, facts: StepInput) -> float:
+def extrapolation_ratio(model: CostModel, step_input: StepInput) -> float:
     """Return how far beyond the measured range a size lies, as a share of it."""
-    high = model.pattern(facts).high
-    pairs = zip(facts.sizes, high, strict=True)
+    high = model.pattern(step_input).high
+    pairs = zip(step_input.sizes, high, strict=True)
     return max(0.0, *(size / max(1, most) - 1.0 for size, most in pairs))
 
 
 def _needed(
-    model: CostModel, facts: StepInput, pattern: Pattern
+    model: CostModel, step_input: StepInput, pattern: Pattern
 ) -> Iterator[tuple[str, Series, Sizes]]:
     """Yield what has to be known at these sizes, with a name for people."""
-    for layer in _layers(model, facts, pattern):
+    for layer in _layers(model, step_input, pattern):
         yield from layer.needed()
     for pair in pattern.layout.gaps:
-        key = gap_key(facts, pair)
-        for series in (model.net(*key), model.excess(*key)):
-            yield "between the layers", series, facts.sizes
+        key = gap_key(step_input, pair)
+        for series in (model.retained(*key), model.transient(*key)):
+            yield "between the layers", series, step_input.sizes
     for part in ("head", "loss"):
-        key = head_key(facts, part)
-        for series in (model.net(*key), model.excess(*key)):
-            yield f"the {part}", series, facts.sizes
+        key = head_key(step_input, part)
+        for series in (model.retained(*key), model.transient(*key)):
+            yield f"the {part}", series, step_input.sizes
 
 
 # ------------------------------------------------------------------------------ layers
@@ -114,11 +116,11 @@ def _needed(
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """What is known of one class of events."""
+    """What is known of one class of calls."""
 
     model: CostModel
-    facts: StepInput
-    event: Event
+    step_input: StepInput
+    call: LayerCall
     """One of them."""
     around: Around
     sizes: Sizes
@@ -127,7 +129,7 @@ class _Layer:
     @property
     def behind(self) -> Sizes:
         """The sizes that tell of its backward."""
-        return backward_sizes(self.facts, self.sizes, self.around)
+        return backward_sizes(self.step_input, self.sizes, self.around)
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -151,8 +153,8 @@ class _Layer:
         How the first action's backward differs from the least's is learned from plans,
         so plans are made without.
         """
-        name, first = self.event.name, self.model.menu.first
-        allowed = self.model.allowed(self.event.layer)
+        name, first = self.call.name, self.model.menu.first
+        allowed = self.model.allowed(self.call.layer)
         actions = [action for action in self.known if action in allowed]
         for action in actions:
             yield f"bytes held ({action}) of {name}", self._held(action), self.sizes
@@ -162,26 +164,26 @@ class _Layer:
             if action != first:
                 series, _ = self._backward(action)
                 yield f"backward ({action}) of {name}", series, self.behind
-        yield f"gradients of {name}", self._net, self.behind
+        yield f"gradients of {name}", self._retained, self.behind
 
     def _held(self, action: str) -> Series:
-        return self.model.exact(self.event.family, "held", action)
+        return self.model.exact(self.call.family, "held", action)
 
     def _forward(self, action: str) -> Series:
         """Return what is known of an action's forward.
 
         Who holds everything holds the most at every moment, and stands in.
         """
-        menu, family = self.model.menu, self.event.family
+        menu, family = self.model.menu, self.call.family
         for name in (action, menu.first):
-            own = self.model.excess(family, "forward", name)
+            own = self.model.transient(family, "forward", name)
             if action == menu.least or not own.doubt(self.sizes):
                 return own
-        return self.model.excess(family, "forward", AGAIN)
+        return self.model.transient(family, "forward", AGAIN)
 
     def _own_backward(self, action: str) -> Series:
-        key = backward_key(self.facts, self.event.family, self.around)
-        return self.model.excess(*key, action)
+        key = backward_key(self.step_input, self.call.family, self.around)
+        return self.model.transient(*key, action)
 
     def _backward(self, action: str) -> tuple[Series, bool]:
         """Return what is known of an action's backward, and whether it is its own.
@@ -193,22 +195,24 @@ class _Layer:
         return (own, True) if is_own else (least, action == self.model.menu.least)
 
     @property
-    def _net(self) -> Series:
-        return self.model.net(*backward_key(self.facts, self.event.family, self.around))
+    def _retained(self) -> Series:
+        return self.model.retained(
+            *backward_key(self.step_input, self.call.family, self.around)
+        )
 
-    def net_bytes(self) -> float:
+    def retained_bytes(self) -> float:
         """Return what the backward changes the level by, whatever was done."""
-        return self._net.predict(self.behind)
+        return self._retained.predict(self.behind)
 
     def numbers(self) -> NDArray[np.float64]:
-        """Return (5, K), by action: held, forward and backward excess, cost, host."""
-        menu, family = self.model.menu, self.event.family
+        """Return (5, K): held, forward and backward transient peak, cost, host."""
+        menu, family = self.model.menu, self.call.family
         held = [self._held(action).predict(self.sizes) for action in menu.names]
         held[0] = max(held[0], held[-1])
         held[1:] = [min(own, held[0]) for own in held[1:]]
         saved = self.model.exact(family, "own output").predict(self.sizes)
         forward = [self._forward(a).predict(self.sizes) for a in menu.names]
-        again = self.model.excess(self.event.family, "forward", AGAIN)
+        again = self.model.transient(self.call.family, "forward", AGAIN)
         if not again.doubt(self.sizes):
             forward[0] = max(forward[0], again.predict(self.sizes))
         backward, cost, host = [], [], []
@@ -238,8 +242,8 @@ class _Layer:
             action: Under which it runs.
             of_all: Whether all layers before it are kept, too.
         """
-        key = beyond_key(self.event.family, self.around, of_all=of_all)
-        told = self.model.net(*key, action)
+        key = beyond_key(self.call.family, self.around, of_all=of_all)
+        told = self.model.retained(*key, action)
         value = told.predict(self.sizes)
         if not told.doubt(self.sizes):
             return value
@@ -261,36 +265,36 @@ class _Layer:
             return 0.0
         menu = self.model.menu
         known_as = menu.least if menu.spec(action).recomputes else action
-        return self.model.exact(self.event.family, "cost", known_as).predict(self.sizes)
+        return self.model.exact(self.call.family, "cost", known_as).predict(self.sizes)
 
 
-def _layers(model: CostModel, facts: StepInput, pattern: Pattern) -> list[_Layer]:
-    """Return what is known of each class of a pattern's events."""
-    own = pattern.own_sizes(facts.sizes)
+def _layers(model: CostModel, step_input: StepInput, pattern: Pattern) -> list[_Layer]:
+    """Return what is known of each class of a pattern's calls."""
+    own = pattern.own_sizes(step_input.sizes)
     return [
-        _Layer(model, facts, pattern.events[index], around, own[index])
+        _Layer(model, step_input, pattern.calls[index], around, own[index])
         for index, around in pattern.layout.classes
     ]
 
 
-def untold(model: CostModel, facts: StepInput) -> tuple[tuple[str, ...], ...]:
-    """Return, by event, actions of which too little is known.
+def untold(model: CostModel, step_input: StepInput) -> tuple[tuple[str, ...], ...]:
+    """Return, by call, actions of which too little is known.
 
     They lie between the ends of the menu: what is kept may run under them instead,
-    which holds no more, and shows what they do. Events of one class have the same.
+    which holds no more, and shows what they do. Calls of one class have the same.
 
     Args:
         model: What was learned.
-        facts: The step's context and sizes.
+        step_input: The step's context and sizes.
     """
-    pattern, between = model.pattern(facts), model.menu.names[1:-1]
+    pattern, between = model.pattern(step_input), model.menu.names[1:-1]
     if not between:
-        return ((),) * len(pattern.events)
+        return ((),) * len(pattern.calls)
     found = []
-    for layer in _layers(model, facts, pattern):
-        allowed = model.allowed(layer.event.layer)
+    for layer in _layers(model, step_input, pattern):
+        allowed = model.allowed(layer.call.layer)
         found.append(tuple(a for a in between if a in allowed and layer.lacks(a)))
-    return tuple(found[number] for number in pattern.layout.of_event)
+    return tuple(found[number] for number in pattern.layout.of_call)
 
 
 # ----------------------------------------------------------------------------- filling
@@ -299,7 +303,7 @@ def untold(model: CostModel, facts: StepInput) -> tuple[tuple[str, ...], ...]:
 class _Head(NamedTuple):
     """What happens between the last layer's forward and its backward, in bytes."""
 
-    net: float
+    retained: float
     before_release: float
     """How far it rises over its start before the last step's outputs go."""
     after_release: float
@@ -308,24 +312,31 @@ class _Head(NamedTuple):
     """The same once all layers' copies have gone: Note: [Copies]."""
 
 
-def _head(model: CostModel, facts: StepInput, pattern: Pattern) -> _Head:
-    sizes, head, loss = facts.sizes, head_key(facts, "head"), head_key(facts, "loss")
-    net, rise = model.net(*head).predict(sizes), model.excess(*loss).predict(sizes)
-    told = model.excess(*head_key(facts, "rise"))
-    late = rise + sum({e.layer: model.copied_bytes(e) for e in pattern.events}.values())
+def _head(model: CostModel, step_input: StepInput, pattern: Pattern) -> _Head:
+    sizes, head, loss = (
+        step_input.sizes,
+        head_key(step_input, "head"),
+        head_key(step_input, "loss"),
+    )
+    retained, rise = (
+        model.retained(*head).predict(sizes),
+        model.transient(*loss).predict(sizes),
+    )
+    told = model.transient(*head_key(step_input, "rise"))
+    late = rise + sum({e.layer: model.copied_bytes(e) for e in pattern.calls}.values())
     if not told.doubt(sizes):
         late = min(late, told.predict(sizes))
     return _Head(
-        net + model.net(*loss).predict(sizes),
-        model.excess(*head).predict(sizes),
-        net + rise,
-        net + late,
+        retained + model.retained(*loss).predict(sizes),
+        model.transient(*head).predict(sizes),
+        retained + rise,
+        retained + late,
     )
 
 
 def fill_problem(
     model: CostModel,
-    facts: StepInput,
+    step_input: StepInput,
     memory: Memory,
     budget_bytes: float | None = None,
 ) -> PlanningProblem:
@@ -333,45 +344,48 @@ def fill_problem(
 
     Args:
         model: What was learned.
-        facts: The step's context and exact sizes.
+        step_input: The step's context and exact sizes.
         memory: What is held, and the budget.
         budget_bytes: Another budget, such as one with the margin taken off.
 
     Raises:
         KeyError: Nothing was measured in this context.
     """
-    pattern, menu = model.pattern(facts), model.menu
-    layout, layers = pattern.layout, _layers(model, facts, pattern)
+    pattern, menu = model.pattern(step_input), model.menu
+    layout, layers = pattern.layout, _layers(model, step_input, pattern)
     table = np.zeros((len(layers), 5, len(menu.names)))
     for number, layer in enumerate(layers):
         table[number] = layer.numbers()
-    held, forward, backward, cost, host = table[layout.of_event].transpose(1, 0, 2)
-    nets = np.array([layer.net_bytes() for layer in layers], dtype=float)
-    gaps = [_gap(model, facts, pair) for pair in layout.gaps]
-    head, released = _head(model, facts, pattern), memory.released_bytes
+    held, forward, backward, cost, host = table[layout.of_call].transpose(1, 0, 2)
+    retained = np.array([layer.retained_bytes() for layer in layers], dtype=float)
+    gaps = [_gap(model, step_input, pair) for pair in layout.gaps]
+    head, released = _head(model, step_input, pattern), memory.released_bytes
     rise = max(head.before_release, head.after_release - released)
-    gaps_and_head = [*(gaps[at] for at in layout.of_gap), (head.net - released, rise)]
-    gap_bytes, gap_excess_bytes = np.array(gaps_and_head).T
+    gaps_and_head = [
+        *(gaps[at] for at in layout.of_gap),
+        (head.retained - released, rise),
+    ]
+    gap_bytes, gap_transient_bytes = np.array(gaps_and_head).T
     known = [layer.known for layer in layers]
     allowed = [
         [
-            name in known[number] and name in model.allowed(event.layer)
+            name in known[number] and name in model.allowed(call.layer)
             for name in menu.names
         ]
-        for event, number in zip(pattern.events, layout.of_event, strict=True)
+        for call, number in zip(pattern.calls, layout.of_call, strict=True)
     ]
     budget = memory.budget_bytes if budget_bytes is None else budget_bytes
     return PlanningProblem(
-        events=tuple(event.name for event in pattern.events),
+        calls=tuple(call.name for call in pattern.calls),
         actions=menu.names,
         allowed=np.array(allowed, dtype=np.bool_).reshape(held.shape),
         held_bytes=held,
-        forward_excess_bytes=forward,
-        backward_excess_bytes=backward,
-        backward_net_bytes=nets[layout.of_event],
+        forward_transient_bytes=forward,
+        backward_transient_bytes=backward,
+        backward_retained_bytes=retained[layout.of_call],
         cost=cost,
         gap_bytes=gap_bytes,
-        gap_excess_bytes=gap_excess_bytes,
+        gap_transient_bytes=gap_transient_bytes,
         start_bytes=max(0.0, memory.start_bytes),
         budget_bytes=max(0.0, budget),
         host_bytes=host,
@@ -380,12 +394,12 @@ def fill_problem(
     )
 
 
-def _gap(model: CostModel, facts: StepInput, pair: Around) -> tuple[float, float]:
-    """Return a gap's net and excess."""
-    key = gap_key(facts, pair)
-    series = model.net(*key), model.excess(*key)
-    net, excess = (each.predict(facts.sizes) for each in series)
-    return net, excess
+def _gap(model: CostModel, step_input: StepInput, pair: Around) -> tuple[float, float]:
+    """Return a gap's net and transient peak."""
+    key = gap_key(step_input, pair)
+    series = model.retained(*key), model.transient(*key)
+    retained, transient = (each.predict(step_input.sizes) for each in series)
+    return retained, transient
 
 
 # ----------------------------------------------------------------- plans at exact sizes
@@ -411,7 +425,7 @@ class Growth:
 
 def plan_growth(
     model: CostModel,
-    facts: StepInput,
+    step_input: StepInput,
     problem: PlanningProblem,
     actions: Sequence[str],
     released_bytes: float,
@@ -420,40 +434,40 @@ def plan_growth(
 
     The problem has copies of kept layers twice until the context ends; here they are
     taken off: Note: [Copies]. So is what goes only if all layers before are kept. A
-    step of E events has 3 E + 1 segments: a gap and a forward for each, the head, and
-    the backwards from the last event to the first.
+    step of C calls has 3 C + 1 segments: a gap and a forward for each, the head, and
+    the backwards from the last call to the first.
 
     Args:
         model: What was learned.
-        facts: The step's context and sizes.
+        step_input: The step's context and sizes.
         problem: That these fill.
-        actions: The plan's, one an event.
+        actions: The plan's, one a call.
         released_bytes: Of what the problem's step starts with, what goes in its head.
     """
     choice = np.array([problem.actions.index(a) for a in actions], dtype=np.intp)
     laid_out, at_head = lay_out(problem, choice), 2 * len(actions)
     peaks = laid_out.peak_bytes_by_segment - problem.start_bytes
     level = laid_out.level_bytes[at_head] - problem.start_bytes
-    pattern, twice, first = model.pattern(facts), 0.0, model.menu.first
-    layers, n_kept = _layers(model, facts, pattern), 0
+    pattern, twice, first = model.pattern(step_input), 0.0, model.menu.first
+    layers, n_kept = _layers(model, step_input, pattern), 0
     while n_kept < len(actions) and actions[n_kept] == first:
-        layer = layers[pattern.layout.of_event[n_kept]]
+        layer = layers[pattern.layout.of_call[n_kept]]
         n_kept += 1
-        if ends_stack(layer.event.family, layer.around):
+        if ends_stack(layer.call.family, layer.around):
             gone = layer.beyond(first) - layer.beyond(first, of_all=True)
             peaks[2 * n_kept :] -= gone
             level -= gone if 2 * n_kept <= at_head else 0.0
-    for index, event in enumerate(pattern.events if pattern.copies_end else ()):
+    for index, call in enumerate(pattern.calls if pattern.copies_end else ()):
         if model.keeps_copies(actions[index]):
-            copied = model.copied_bytes(event)
+            copied = model.copied_bytes(call)
             peaks[2 * index + 2 : at_head] -= copied
             twice += copied
-    head = _head(model, facts, pattern)
+    head = _head(model, step_input, pattern)
     before = (0.0, *peaks[:at_head], level - twice + head.before_release)
     rises = level + head.after_release
     if pattern.copies_end == "loss":
-        gone = model.copies_gone(pattern.events, actions)
-        over = max(head.after_copies - gone, head.net)
+        gone = model.copies_gone(pattern.calls, actions)
+        over = max(head.after_copies - gone, head.retained)
         rises = level - twice + over
     # In the problem the release is part of the head.
     after = (rises, *(peaks[at_head + 1 :] + released_bytes))
@@ -461,19 +475,19 @@ def plan_growth(
 
 
 def step_work(
-    model: CostModel, facts: StepInput, actions: Sequence[str]
+    model: CostModel, step_input: StepInput, actions: Sequence[str]
 ) -> tuple[float, float, float]:
     """Return the FLOPs of the layers' forwards, the bytes they save, and a plan's cost.
 
     Args:
         model: What was learned.
-        facts: The step's context and exact sizes.
-        actions: The plan's, one an event.
+        step_input: The step's context and exact sizes.
+        actions: The plan's, one a call.
     """
-    pattern, names = model.pattern(facts), model.menu.names
-    tables = [layer.numbers() for layer in _layers(model, facts, pattern)]
+    pattern, names = model.pattern(step_input), model.menu.names
+    tables = [layer.numbers() for layer in _layers(model, step_input, pattern)]
     flops = held = cost = 0.0
-    for number, action in zip(pattern.layout.of_event, actions, strict=True):
+    for number, action in zip(pattern.layout.of_call, actions, strict=True):
         holds, _, _, costs, _ = tables[number]
         flops += float(costs[-1])
         held += float(holds[0])
@@ -482,16 +496,16 @@ def step_work(
 
 
 def extra_flops(
-    model: CostModel, facts: StepInput, actions: Sequence[str]
+    model: CostModel, step_input: StepInput, actions: Sequence[str]
 ) -> tuple[int, ...]:
-    """Return the FLOPs that a plan adds to each event.
+    """Return the FLOPs that a plan adds to each call.
 
     Args:
         model: What was learned.
-        facts: The step's context and exact sizes.
-        actions: The plan's, one an event.
+        step_input: The step's context and exact sizes.
+        actions: The plan's, one a call.
     """
-    pattern = model.pattern(facts)
-    layers = _layers(model, facts, pattern)
-    pairs = zip(pattern.layout.of_event, actions, strict=True)
+    pattern = model.pattern(step_input)
+    layers = _layers(model, step_input, pattern)
+    pairs = zip(pattern.layout.of_call, actions, strict=True)
     return tuple(round(layers[number].flops(action)) for number, action in pairs)

@@ -35,7 +35,7 @@ class Kind:
     """How far two readings of the same thing differ; 0 for exact ones."""
     nonnegative: bool = True
     """Whether the quantity cannot be negative."""
-    is_excess: bool = False
+    is_transient: bool = False
     """Whether it is a peak's rise over the level it began at."""
 
 
@@ -50,8 +50,8 @@ def kinds_of(predictor: Estimator | None, noise_bytes: float) -> Mapping[str, Ki
     read = predictor or LeastSquares(noise=noise_bytes)
     return {
         "exact": Kind(counted),
-        "excess": Kind(read, noise_bytes, is_excess=True),
-        "net": Kind(read, noise_bytes, nonnegative=False),
+        "transient": Kind(read, noise_bytes, is_transient=True),
+        "retained": Kind(read, noise_bytes, nonnegative=False),
     }
 
 
@@ -90,7 +90,7 @@ class Samples:
             kind = self.kind
             try:
                 self._fit = Fit(
-                    kind.estimator, self.readings, kind.noise, is_peak=kind.is_excess
+                    kind.estimator, self.readings, kind.noise, is_peak=kind.is_transient
                 )
             except Exception as error:  # anybody's estimator, in anybody's step
                 self.why_not = _failure_text(error)
@@ -197,7 +197,7 @@ class Series:
             value, _ = self._answer(fit, sizes)
         if math.isnan(value):
             value = self._by_readings(own)
-        if kind.is_excess and len(own) >= _REPEATS:
+        if kind.is_transient and len(own) >= _REPEATS:
             value = max(value, median(own))
         return max(0.0, value) if kind.nonnegative else value
 

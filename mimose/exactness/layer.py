@@ -90,7 +90,7 @@ class Layer:
         """Under the running step's plan, by call."""
         self.n_straight = 0
         """So many of its first calls are simply kept, unless the step is measured."""
-        self.calls = 0
+        self.n_calls = 0
         self._n_new_hooks = 0
         self.forward: Callable[..., Any] = module.forward
         self.waits = False
@@ -109,7 +109,7 @@ class Layer:
             actions: By call.
             kept: The action that does nothing.
         """
-        self.actions, self.calls, self.n_straight = actions, 0, 0
+        self.actions, self.n_calls, self.n_straight = actions, 0, 0
         if self.is_known:
             is_other = (i for i, action in enumerate(actions) if action != kept)
             self.n_straight = next(is_other, len(actions))

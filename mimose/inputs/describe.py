@@ -569,8 +569,8 @@ class Describer:
             shape = call_shape(args, kwargs)
             context = digest((shape.structure, masks, autocast, self.mode.key))
             structure = digest(shape.structure)
-            facts = StepInput(context, shape.sizes, has_gradients, structure)
-            found = facts, self._learn(args, kwargs, shape.names, facts)
+            step_input = StepInput(context, shape.sizes, has_gradients, structure)
+            found = step_input, self._learn(args, kwargs, shape.names, step_input)
             if len(self._seen) >= _MOST_REMEMBERED:
                 self._seen.clear()
             self._seen[key] = found
@@ -596,20 +596,22 @@ class Describer:
                 to_be += local_bytes(parameter)
         return there, to_be
 
-    def by_rows(self, facts: StepInput) -> StepInput:
+    def by_rows(self, step_input: StepInput) -> StepInput:
         """Return what is known of the same step with its loss by rows.
 
         Args:
-            facts: What was read, or what this has returned.
+            step_input: What was read, or what this has returned.
         """
-        return facts._replace(context=facts.context.removesuffix(BY_ROWS) + BY_ROWS)
+        return step_input._replace(
+            context=step_input.context.removesuffix(BY_ROWS) + BY_ROWS
+        )
 
     def _learn(
         self,
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
         names: tuple[str, ...],
-        facts: StepInput,
+        step_input: StepInput,
     ) -> SizeTable:
         """Take in a call unlike those seen before; return its structure's table."""
         self._check_device(args, kwargs)
@@ -618,10 +620,10 @@ class Describer:
             for each in self._switches
         ):
             refuse_other_checkpointing(self._model)
-        table = self.tables.pop(facts.structure, None)
+        table = self.tables.pop(step_input.structure, None)
         table = table or SizeTable(names, self._positional)
-        _use(self.tables, facts.structure, table)
-        table.add(facts.sizes)
+        _use(self.tables, step_input.structure, table)
+        table.add(step_input.sizes)
         return table
 
     def _note_mode(self, flags: tuple[bool, ...]) -> None:

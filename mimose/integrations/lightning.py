@@ -125,7 +125,7 @@ class MimoseCallback(SessionCallback, _Base):
         self._undo_repeats: Callable[[], object] | None = None
         self._has_warned = False
 
-    # ------------------------------------------------------------------ events
+    # ------------------------------------------------------------------ calls
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Refuse a `training_step` that is compiled, and so leaves nothing to plan.

@@ -103,7 +103,7 @@ class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
         root = (lambda: None) if module is None else weakref.ref(module)
         MimoseCallback._last = budget, root, options
 
-    # ------------------------------------------------------------------ events
+    # ------------------------------------------------------------------ calls
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Refuse a trainer whose settings leave nothing to plan; guard its `train`."""

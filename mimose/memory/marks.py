@@ -1,17 +1,17 @@
 """Measuring one step: marks at the boundaries, and the samples that follow.
 
 Note: [Boundaries]
-A mark is set where the step begins, where an event is entered and left, where the root
+A mark is set where the step begins, where a call is entered and left, where the root
 is left, where the backward begins at a loss that the root returned, where the *first*
-gradient reaches any output that an event made, where a recomputation begins and ends,
+gradient reaches any output that a call made, where a recomputation begins and ends,
 and at the end of backward. Each mark reads the meter and starts a new peak: two of them
 give what a segment leaves behind and its transient peak over the level it began at.
 Hooks on inputs are of no use: they fire in the order of registration, before the
-previous event's output, and an input shared by many events (T5's encoder output) fires
+previous call's output, and an input shared by many calls (T5's encoder output) fires
 after all of them. So a backward segment reaches to the next boundary.
 
 Note: [Held bytes from the recomputation]
-What an event would hold if it were kept is what its recomputation holds right after
+What a call would hold if it were kept is what its recomputation holds right after
 the layer's own forward has returned: the same operators save the same tensors. So
 collecting runs nothing twice that is not recomputed anyway. Read inside the region,
 and without the early stop, whose exception pins frames (3% too much in GPT-2, 20% in
@@ -46,7 +46,7 @@ from mimose.torch_private import (
     top_saved_hooks,
 )
 from mimose.types import (
-    EventSample,
+    CallSample,
     Measured,
     OnRecompute,
     SegmentSample,
@@ -277,8 +277,8 @@ class Mark(NamedTuple):
     """What the meter said at a boundary."""
 
     kind: str
-    event: int
-    """Index of the event, or -1."""
+    call: int
+    """Index of the call, or -1."""
     live_bytes: int
     """Held."""
     peak_bytes: int
@@ -304,12 +304,12 @@ class Trace:
         self._budget_bytes = budget_bytes
         self.predicted_bytes = math.inf
         self.marks: list[Mark] = []
-        self.events: list[Measured] = []
+        self.calls: list[Measured] = []
         self.peak_bytes = 0
         self.is_closed = False
         self.spoilt = ""
         self._is_forward = True
-        self._is_in_event = False
+        self._is_in_call = False
         self._taken_bytes: int | None = None
         """All that was ever asked for, as the root was left."""
         self._least_peak_bytes = 0
@@ -326,7 +326,7 @@ class Trace:
         spare = self.predicted_bytes - self.marks[-1].live_bytes
         return min(spare, self.room_bytes)
 
-    def mark(self, kind: str, event: int = -1) -> None:
+    def mark(self, kind: str, call: int = -1) -> None:
         """Read the meter at a boundary; the first mark only starts the peak."""
         if self.is_closed:
             return
@@ -338,7 +338,7 @@ class Trace:
         peak = max(peak, self._least_peak_bytes) if self.marks else live
         self._least_peak_bytes = 0
         self.peak_bytes = max(self.peak_bytes, peak)
-        self.marks.append(Mark(kind, event, live, peak, autocast_keeps_copies()))
+        self.marks.append(Mark(kind, call, live, peak, autocast_keeps_copies()))
 
     def turn(self) -> None:
         """Mark the begin of the backward, if nothing was made since the root's exit.
@@ -357,7 +357,7 @@ class Trace:
         self.close()
 
     def join_forward(self) -> None:
-        """Take note that another forward begins: the gap goes on to its first event."""
+        """Take note that another forward begins: the gap goes on to its first call."""
         if not self.is_closed:
             self._is_forward = True
             self._join()
@@ -378,26 +378,26 @@ class Trace:
         self.is_closed = True
 
     def enter(self, measured: Measured) -> int:
-        """Mark an event's entry; return its index."""
-        index = len(self.events)
-        self.events.append(measured)
-        self._is_in_event = True
+        """Mark a call's entry; return its index."""
+        index = len(self.calls)
+        self.calls.append(measured)
+        self._is_in_call = True
         self.mark("enter", index)
         return index
 
     def leave(
         self, index: int, inputs: Sequence[torch.Tensor], output: Any
     ) -> tuple[int, ...]:
-        """Mark an event's exit and wait for its first gradient.
+        """Mark a call's exit and wait for its first gradient.
 
         Returns:
             The ranks of the outputs, whose sizes it takes to those of the inputs.
         """
         self.mark("exit", index)
-        self._is_in_event = False
+        self._is_in_call = False
         outputs = list(tensors_in(output))
         shapes = [tuple(tensor.shape) for tensor in outputs]
-        self.events[index].leave(tuple(itertools.chain(*shapes)))
+        self.calls[index].leave(tuple(itertools.chain(*shapes)))
         given = {id(tensor) for tensor in inputs}
         for tensor in outputs:
             is_made = tensor.grad_fn is not None and id(tensor) not in given
@@ -412,28 +412,28 @@ class Trace:
         inputs: Sequence[torch.Tensor],
         gauge: Gauge,
     ) -> Any:
-        """Run an event that is kept, and count what it holds."""
+        """Run a call that is kept, and count what it holds."""
         output, reading = gauge(forward, inputs)
-        event = self.events[index]
-        event.count(reading.held_bytes, flops=0)
-        event.copied_bytes = reading.copied_bytes
+        call = self.calls[index]
+        call.count(reading.held_bytes, flops=0)
+        call.copied_bytes = reading.copied_bytes
         return output
 
     def recomputed(self, index: int, gauge: Gauge) -> OnRecompute:
-        """Return the `on_recompute` of an event: see Note: [Held bytes …]."""
+        """Return the `on_recompute` of a call: see Note: [Held bytes …]."""
 
         def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
-            is_own = self._is_in_event and index == len(self.events) - 1
+            is_own = self._is_in_call and index == len(self.calls) - 1
             if self._is_forward and not is_own:
                 self._spoil()
             if self.is_closed:
                 return forward()
             self.mark("recompute", index)
             output, reading = gauge(forward, given)
-            event = self.events[index]
-            event.count(reading.held_bytes, reading.flops, reading.early_flops)
-            event.copied_bytes = reading.copied_bytes
-            event.kept_output_bytes = reading.saved_output_bytes
+            call = self.calls[index]
+            call.count(reading.held_bytes, reading.flops, reading.early_flops)
+            call.copied_bytes = reading.copied_bytes
+            call.kept_output_bytes = reading.saved_output_bytes
             if not self._meter.reads_peak:
                 self._least_peak_bytes = self.marks[-1].live_bytes + reading.peak_bytes
             self.mark("recomputed", index)
@@ -448,12 +448,12 @@ class Trace:
 
     def _on_gradient(self, index: int) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
-            # While an event runs forward, a gradient is one that its action tries.
-            if self._is_in_event:
+            # While a call runs forward, a gradient is one that its action tries.
+            if self._is_in_call:
                 return
             if self._is_forward:
                 self._spoil()
-            elif self.events[index].note_gradient():
+            elif self.calls[index].note_gradient():
                 self.mark("gradient", index)
 
         return hook
@@ -462,17 +462,15 @@ class Trace:
 # ------------------------------------------------------------------ what follows
 
 
-def analyse(
-    marks: Sequence[Mark], events: Sequence[Measured], menu: Menu
-) -> StepSample:
+def analyse(marks: Sequence[Mark], calls: Sequence[Measured], menu: Menu) -> StepSample:
     """Turn a step's marks into samples of its segments.
 
-    What an event holds after its exit is what was counted, and 0 where nobody has; what
+    What a call holds after its exit is what was counted, and 0 where nobody has; what
     the level says beyond that is counted to the gap behind it, so that all nets add up.
 
     Args:
         marks: The marks of one whole step, from ``start``.
-        events: The events, in the order in which they ran.
+        calls: The calls, in the order in which they ran.
         menu: The actions in use.
     """
     forward: dict[int, dict[str, float]] = {}
@@ -482,16 +480,16 @@ def analyse(
     level = entry = float(marks[0].live_bytes)
     starts = [at for at, mark in enumerate(marks) if mark.kind == "gradient"]
     for before, mark in itertools.pairwise(marks):
-        index = mark.event
+        index = mark.call
         if mark.kind == "enter":
             gaps.append(_between(mark, level))
             level = entry = float(mark.live_bytes)
         elif mark.kind in ("ran", "exit"):
-            event = events[index]
-            over = {event.action: max(0.0, mark.peak_bytes - entry)}
+            call = calls[index]
+            over = {call.action: max(0.0, mark.peak_bytes - entry)}
             forward.setdefault(index, over)
             if mark.kind == "exit":
-                level = entry + event.held_bytes.get(event.action, 0.0)
+                level = entry + call.held_bytes.get(call.action, 0.0)
         elif mark.kind == "root_exit":
             head = _between(mark, level)
             level = float(mark.live_bytes)
@@ -500,23 +498,23 @@ def analyse(
         elif mark.kind == "gradient":
             loss = loss or _loss(turn, mark, level)
             order.append(index)
-        elif mark.kind == "recomputed":  # it runs as an event that is kept does
+        elif mark.kind == "recomputed":  # it runs as a call that is kept does
             over = forward.setdefault(index, {})
             working = max(0.0, mark.peak_bytes - before.live_bytes)
             over[menu.first] = max(working, over.get(menu.first, 0.0))
     backward = {
-        marks[begin].event: _backward_segment(marks[begin : end + 1], events, menu)
+        marks[begin].call: _backward_segment(marks[begin : end + 1], calls, menu)
         for begin, end in itertools.pairwise([*starts, len(marks) - 1])
     }
     samples = tuple(
-        EventSample(
+        CallSample(
             index,
-            event.held_bytes,
+            call.held_bytes,
             forward.get(index, {}),
             *backward.get(index, ({}, {})),
-            _cost(event, menu),
+            _cost(call, menu),
         )
-        for index, event in enumerate(events)
+        for index, call in enumerate(calls)
     )
     is_ordered = order == sorted(order, reverse=True)
     return StepSample(samples, tuple(gaps), head, loss, is_ordered, _copies_end(marks))
@@ -530,9 +528,9 @@ def without_readings(sample: StepSample) -> StepSample:
     """
     nothing = SegmentSample(None, None)
     return StepSample(
-        events=tuple(
-            EventSample(event.event, event.held_bytes, {}, {}, {}, event.cost)
-            for event in sample.events
+        calls=tuple(
+            CallSample(call.call, call.held_bytes, {}, {}, {}, call.cost)
+            for call in sample.calls
         ),
         gaps=tuple(nothing for _ in sample.gaps),
         head=nothing,
@@ -551,17 +549,17 @@ def _loss(turn: Mark | None, mark: Mark, level: float) -> SegmentSample:
     sample = _between(mark, level)
     if turn is None:
         return sample
-    excess = max(sample.excess_bytes or 0.0, turn.peak_bytes - level)
-    return SegmentSample(sample.net_bytes, excess, mark.peak_bytes - level)
+    transient = max(sample.transient_bytes or 0.0, turn.peak_bytes - level)
+    return SegmentSample(sample.retained_bytes, transient, mark.peak_bytes - level)
 
 
-def _cost(event: Measured, menu: Menu) -> dict[str, float]:
+def _cost(call: Measured, menu: Menu) -> dict[str, float]:
     """Return what was counted, by the action that runs it again."""
-    is_kept = event.action == menu.first  # its forward was not counted
-    if not event.flops and (is_kept or not event.held_bytes):
+    is_kept = call.action == menu.first  # its forward was not counted
+    if not call.flops and (is_kept or not call.held_bytes):
         return {}
-    rerun = menu.least if event.action == menu.first else event.action
-    return {rerun: float(event.early_flops or event.flops)}
+    rerun = menu.least if call.action == menu.first else call.action
+    return {rerun: float(call.early_flops or call.flops)}
 
 
 def _copies_end(marks: Sequence[Mark]) -> str:
@@ -573,22 +571,22 @@ def _copies_end(marks: Sequence[Mark]) -> str:
 
 
 def _backward_segment(
-    marks: Sequence[Mark], events: Sequence[Measured], menu: Menu
+    marks: Sequence[Mark], calls: Sequence[Measured], menu: Menu
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return, by the action of an event, its backward's excess if kept, and its net."""
-    arrival, index = marks[0].live_bytes, marks[0].event
-    event, first = events[index], menu.first
-    held = event.held_bytes
-    is_disturbed = any(  # another event's backward runs in it
-        mark.kind == "recomputed" and mark.event != index for mark in marks
+    """Return a backward's transient peak if kept and retained bytes, by action."""
+    arrival, index = marks[0].live_bytes, marks[0].call
+    call, first = calls[index], menu.first
+    held = call.held_bytes
+    is_disturbed = any(  # another call's backward runs in it
+        mark.kind == "recomputed" and mark.call != index for mark in marks
     )
-    if is_disturbed or len(marks) < 2 or (event.action != first and not held):
+    if is_disturbed or len(marks) < 2 or (call.action != first and not held):
         return {}, {}
-    added = excess = 0.0
+    added = transient = 0.0
     for mark in marks[1:]:
         if mark.kind == "recomputed":
-            added = held[first] - held[event.action]
+            added = held[first] - held[call.action]
         else:
-            excess = max(excess, mark.peak_bytes - arrival - added)
-    net = marks[-1].live_bytes - arrival + held.get(event.action, 0.0)
-    return {event.action: excess}, {event.action: net} if held else {}
+            transient = max(transient, mark.peak_bytes - arrival - added)
+    retained = marks[-1].live_bytes - arrival + held.get(call.action, 0.0)
+    return {call.action: transient}, {call.action: retained} if held else {}

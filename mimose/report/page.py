@@ -286,17 +286,17 @@ def _layers(steps: _Steps) -> _Json:
     plans = [(shape, _plan(last[shape])) for shape in steps.by_size]
     plans = [(shape, plan) for shape, plan in plans if plan]
     found = sorted((plan for _, plan in plans), key=len, reverse=True)
-    events = [*dict.fromkeys(event for plan in found for event in plan)]
+    calls = [*dict.fromkeys(call for plan in found for call in plan)]
     actions = [*dict.fromkeys(action for plan in found for action in plan.values())]
     number = {action: i for i, action in enumerate(actions)} | {"": -1}
     write = shape_text if steps.names is None else sizes_text
     columns = _alike(
-        (write(shape), tuple(number[plan.get(event, "")] for event in events))
+        (write(shape), tuple(number[plan.get(call, "")] for call in calls))
         for shape, plan in plans
     )
     drawn = _some(columns, _MOST_COLUMNS)
     cells = list(zip(*(column for _, column in drawn), strict=True))
-    rows: list[_Row] = list(zip(_short_names(events), cells, strict=True))
+    rows: list[_Row] = list(zip(_short_names(calls), cells, strict=True))
     if len(rows) > _MOST_ROWS // 2:
         rows = _alike(rows)
     return {
@@ -304,12 +304,12 @@ def _layers(steps: _Steps) -> _Json:
         "actions": actions,
         "columns": [name for name, _ in drawn],
         "rows": _some(rows, _MOST_ROWS),
-        "counts": [len(plans), len(columns), len(events), len(rows)],
+        "counts": [len(plans), len(columns), len(calls), len(rows)],
     }
 
 
 def _plan(record: StepRecord) -> dict[str, str]:
-    """Return the actions by event; where names are missing, by place.
+    """Return the actions by call; where names are missing, by place.
 
     A step that measures recomputes all it can: that is no plan of its shape.
     """
@@ -338,14 +338,14 @@ def _some(rows: list[_Row], most: int) -> list[_Row]:
     return [rows[(i + 1) * len(rows) // n_drawn - 1] for i in range(n_drawn)]
 
 
-def _short_names(events: Sequence[str]) -> list[str]:
+def _short_names(calls: Sequence[str]) -> list[str]:
     """Drop the call's number where it says nothing, and what all have in common.
 
     Of the front that all share the last part stays: it says what is counted.
     """
-    if all(event.endswith("#0") for event in events):
-        events = [event.removesuffix("#0") for event in events]
-    parts = [event.split(".") for event in events]
+    if all(call.endswith("#0") for call in calls):
+        calls = [call.removesuffix("#0") for call in calls]
+    parts = [call.split(".") for call in calls]
     while len({tuple(p[:2]) for p in parts}) == 1 and min(map(len, parts)) > 2:
         parts = [part[1:] for part in parts]
     half = _LONGEST_NAME // 2

@@ -33,7 +33,7 @@ _SHORT = ((0, 1, 3, 5), (0, 3, 5))
 """Columns of the table of shapes where all do not fit: shape, recomputed, observed, and
 the number of steps if it does."""
 _SHORT_PLAN = ((0, 1, 2, 4), (0, 1, 2))
-"""The same of a plan: event, action, holds, and what it adds."""
+"""The same of a plan: call, action, holds, and what it adds."""
 
 
 def summarise(
@@ -269,7 +269,7 @@ def explain(
     seconds: tuple[float, float, float] | None,
     width: int,
 ) -> str:
-    """Write a plan, event by event, and which segment binds.
+    """Write a plan, call by call, and which segment binds.
 
     Args:
         problem: The step, at exact sizes.
@@ -283,21 +283,21 @@ def explain(
     """
     names = laid_out.segments
     peaks = dict(zip(names, laid_out.peak_bytes_by_segment.tolist(), strict=True))
-    titles = "event", "action", "holds", "could free", "GFLOP", "peak fwd", "peak bwd"
+    titles = "call", "action", "holds", "could free", "GFLOP", "peak fwd", "peak bwd"
     rows = [titles]
-    for index, event in enumerate(problem.events):
+    for index, call in enumerate(problem.calls):
         action = int(laid_out.choice[index])
         held = problem.held_bytes[index]
         cost = problem.cost[index, action] / 1e9
         rows.append(
             (
-                event,
+                call,
                 problem.actions[action],
                 format_bytes(held[action]),
                 format_bytes(held[0] - held.min()),
                 f"{cost:.3f}",
-                format_bytes(peaks[f"forward of {event}"]),
-                format_bytes(peaks[f"backward of {event}"]),
+                format_bytes(peaks[f"forward of {call}"]),
+                format_bytes(peaks[f"backward of {call}"]),
             )
         )
     holders = "; ".join(f"{k} {format_bytes(v)}" for k, v in laid_out.holders().items())

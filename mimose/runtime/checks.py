@@ -56,12 +56,12 @@ class BudgetChecks:
             self._raise(held_already(model, budget_bytes, held))
 
     def raise_if_infeasible(
-        self, facts: StepInput, start_bytes: float, state_bytes: float
+        self, step_input: StepInput, start_bytes: float, state_bytes: float
     ) -> None:
         """Make sure that no smaller step is known to have needed more than the budget.
 
         Args:
-            facts: Of the step to come.
+            step_input: Of the step to come.
             start_bytes: Held now.
             state_bytes: Of the optimizer, now.
 
@@ -69,7 +69,7 @@ class BudgetChecks:
             InfeasibleBudgetError: One has.
         """
         peaks, model = self._engine.policy.least_peaks, self._model()
-        least = peaks.bound(facts, start_bytes, state_bytes)
+        least = peaks.bound(step_input, start_bytes, state_bytes)
         budget = float(self._engine.footprint.budget_bytes)
         if least > budget + self._slack_bytes and model is not None:
             self._raise(infeasible(model, budget, least, start_bytes, state_bytes))

@@ -34,7 +34,7 @@ from mimose.types import StepInput
 if TYPE_CHECKING:
     from mimose.runtime.engine import Engine
 
-_CALLS = operator.attrgetter("calls")
+_N_CALLS = operator.attrgetter("n_calls")
 _SHARED = "several forwards or backwards make up a step"
 _AGAIN = "the step is run again"
 _NO_SHAPE = "the inputs hold no tensors, so there is no shape to plan for"
@@ -214,24 +214,24 @@ class Driver:
             self._calls.renew()
             engine.describer.renew()
             engine.rollback.renew()
-        facts, table = engine.describer.arrive(args, kwargs)
+        step_input, table = engine.describer.arrive(args, kwargs)
         if engine.describer.mode is not self._calls.mode:
             self._calls.set_mode(engine.describer.mode)
         is_again, self._safest_once = self._safest_once, False
         budget_bytes = 0 if is_again else self._footprint.budget_bytes
         if self.losses:
-            facts = self._choose_loss(facts, kwargs, budget_bytes, window)
-        if is_again or self._steps.is_shared or not facts.sizes:
-            why = _AGAIN if is_again else _SHARED if facts.sizes else _NO_SHAPE
+            step_input = self._choose_loss(step_input, kwargs, budget_bytes, window)
+        if is_again or self._steps.is_shared or not step_input.sizes:
+            why = _AGAIN if is_again else _SHARED if step_input.sizes else _NO_SHAPE
             window.give_up(why)
-        decision = self._decide(facts, table, window)
+        decision = self._decide(step_input, table, window)
         if engine.ranks is not None:
-            decision = self._agree(engine.ranks, decision, facts, window)
-        shape = table.named(facts.sizes)
-        step = Step(engine, facts, shape, decision, window)
+            decision = self._agree(engine.ranks, decision, step_input, window)
+        shape = table.named(step_input.sizes)
+        step = Step(engine, step_input, shape, decision, window)
         self._steps.n_begun += 1
-        self._found_gradients = self._found_gradients[1], facts.has_gradients
-        if not facts.has_gradients:
+        self._found_gradients = self._found_gradients[1], step_input.has_gradients
+        if not step_input.has_gradients:
             self.start_bytes = step.start_bytes
         if is_again:
             step.run_again(_AGAIN)
@@ -246,23 +246,23 @@ class Driver:
 
     def _choose_loss(
         self,
-        facts: StepInput,
+        step_input: StepInput,
         kwargs: Mapping[str, Any],
         budget_bytes: int,
         window: Window,
     ) -> StepInput:
         """Have the losses go by rows where the budget needs it; return the step so."""
         large = large_logits(self.losses, n_labels_of(kwargs), budget_bytes)
-        by_rows = self._engine.describer.by_rows(facts)
+        by_rows = self._engine.describer.by_rows(step_input)
         # Ranks choose alike: by the sizes alone, not by what each has learned.
         may_be_plain = budget_bytes and not window.steps and self._engine.ranks is None
         plans = self._policy.plans
         is_on = large > 0 and not (
             may_be_plain
-            and plans.prefers_plain_loss(facts, by_rows, large, window.memory)
+            and plans.prefers_plain_loss(step_input, by_rows, large, window.memory)
         )
         self._set_losses(is_on)
-        return by_rows if is_on else facts
+        return by_rows if is_on else step_input
 
     def _set_losses(self, is_by_rows: bool) -> None:
         for loss in self.losses:
@@ -300,16 +300,18 @@ class Driver:
             window.memory = window.memory._replace(released_bytes=released)
         return window
 
-    def _decide(self, facts: StepInput, table: SizeTable, window: Window) -> Decision:
+    def _decide(
+        self, step_input: StepInput, table: SizeTable, window: Window
+    ) -> Decision:
         if not self.plans:
             return Decision("plan", None)
         memory, part = window.memory, len(window.steps)
         if self._engine.to_come.unknown and not part:
-            self._engine.to_come.check(facts, table, memory)
+            self._engine.to_come.check(step_input, table, memory)
         if window.reason:
             return Decision("fallback", None, reason=window.reason)
         whole, found = self._policy.decide(
-            [*window.parts, facts],
+            [*window.parts, step_input],
             memory,
             window.before if part else None,
             is_first=not self._steps.n_begun,
@@ -329,7 +331,7 @@ class Driver:
         return found
 
     def _agree(
-        self, ranks: Ranks, decision: Decision, facts: StepInput, window: Window
+        self, ranks: Ranks, decision: Decision, step_input: StepInput, window: Window
     ) -> Decision:
         """Return what all ranks do."""
         is_measured = decision.chosen is None or decision.is_measured
@@ -337,7 +339,7 @@ class Driver:
             is_measured = window.trace is not None
         agreed = ranks.agree(
             decision,
-            window.planned or facts,
+            window.planned or step_input,
             window.memory,
             part=len(window.steps),
             is_measured=self.plans and is_measured,
@@ -351,10 +353,14 @@ class Driver:
                 window.give_up(agreed.reason)
         return agreed
 
-    def _raise_if_infeasible(self, facts: StepInput, memory: Memory) -> None:
-        if not self._learner.model.varies(facts.context):  # it may run less otherwise
+    def _raise_if_infeasible(self, step_input: StepInput, memory: Memory) -> None:
+        if not self._learner.model.varies(
+            step_input.context
+        ):  # it may run less otherwise
             state = float(self._engine.optimizers.state_bytes)
-            self._engine.checks.raise_if_infeasible(facts, memory.start_bytes, state)
+            self._engine.checks.raise_if_infeasible(
+                step_input, memory.start_bytes, state
+            )
 
     # ------------------------------------------------------------------ ending
 
@@ -366,21 +372,21 @@ class Driver:
                 after_hooks(self.model, trace.leave_hooks)
         self._footprint.forward_ended()
         if self._engine.ahead.batch:
-            self._engine.ahead.ran(step.facts)
-        calls = tuple(map(_CALLS, self._calls.layers))
+            self._engine.ahead.ran(step.step_input)
+        counts = tuple(map(_N_CALLS, self._calls.layers))
         ran: Decision | None = step.decision
         chosen = step.decision.chosen
-        if chosen is not None and (chosen.between or calls != chosen.calls):
-            facts = window.planned or step.facts
-            ran = self._policy.as_ran(facts, step.decision, calls, step.part)
+        if chosen is not None and (chosen.between or counts != chosen.counts):
+            step_input = window.planned or step.step_input
+            ran = self._policy.as_ran(step_input, step.decision, counts, step.part)
             step.note_ran(ran)
-        self._steps.forward_ended(step, output, calls)
+        self._steps.forward_ended(step, output, counts)
         if trace is not None and trace.spoilt:
             step.withdraw(trace.spoilt)
             window.spoil(trace.spoilt)
         if ran is None:
             window.give_up(step.reason)
-        elif not any(calls) or calls == step.calls_before:
+        elif not any(counts) or counts == step.counts_before:
             if step.decision.chosen is not None or not step.reason:
                 step.withdraw(_NO_LAYER)
         elif self._calls.lacks_gradients:

@@ -118,7 +118,7 @@ class LayerCalls:
         key = plan, self._findings.version
         if self._trace is None and plan is self._plan[0] and key[1] == self._plan[1]:
             for layer in self.layers:
-                layer.calls = 0
+                layer.n_calls = 0
         else:
             by_layer = [()] * len(self.layers) if plan is None else plan
             for layer, actions in zip(self.layers, by_layer, strict=True):
@@ -126,8 +126,8 @@ class LayerCalls:
                 if self._trace is not None:
                     layer.n_straight = 0
             self._plan = key if self._trace is None else (None, -1)
-        for layer, calls in zip(self.layers, step.calls_before, strict=False):
-            layer.calls = calls
+        for layer, n_calls in zip(self.layers, step.counts_before, strict=False):
+            layer.n_calls = n_calls
 
     def end(self) -> None:
         """Pass through from now on."""
@@ -179,7 +179,7 @@ class LayerCalls:
             args: What it is called with.
             kwargs: What it is called with by name.
         """
-        step, trace, at = self.step, self._trace, layer.calls - 1
+        step, trace, at = self.step, self._trace, layer.n_calls - 1
         assert step is not None
         planned = layer.actions[at] if at < len(layer.actions) else None
         if not torch.is_grad_enabled():
@@ -257,7 +257,7 @@ class LayerCalls:
         measured = Measured(
             name=f"{layer.name}#{at}",
             layer=layer.index,
-            call=at,
+            number=at,
             sizes=shape.sizes,
             action=name,
             part=step.part,
@@ -347,8 +347,8 @@ class _LayerPatch(Patch):
             return calls.untraced(self, *args, **kwargs)
         if calls.step is None or self.is_removed:
             return self.original(*args, **kwargs)
-        layer.calls += 1
-        if layer.calls <= layer.n_straight and torch.is_grad_enabled():
+        layer.n_calls += 1
+        if layer.n_calls <= layer.n_straight and torch.is_grad_enabled():
             return self.original(*args, **kwargs)
         return self._run(self.original, args, kwargs)
 
@@ -390,7 +390,7 @@ def _surroundings(layer: Layer) -> str:
 
 
 def _has_gradients(module: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether a call takes part in the backward at all; else it is no event."""
+    """Whether a call takes part in the backward at all; else it is no call."""
     return any(tensor.requires_grad for tensor in inputs) or any(
         parameter.requires_grad for parameter in module.parameters()
     )

@@ -106,19 +106,21 @@ class StepSeconds:
         event.record()
         return event
 
-    def step_ended(self, began: Mark, facts: StepInput, actions: Sequence[str]) -> None:
+    def step_ended(
+        self, began: Mark, step_input: StepInput, actions: Sequence[str]
+    ) -> None:
         """Take note that a step's backward ends at this moment.
 
         Args:
             began: As its first forward did.
-            facts: Its context and sizes.
+            step_input: Its context and sizes.
             actions: Of its layer calls, as they ran.
         """
         ended = self.mark()
         if self._optimizer_began is not None:  # a closure, which has run this step
             self._optimizer_began = ended
         self._n_since += 1
-        self._timed.append((began, ended, (facts, actions)))
+        self._timed.append((began, ended, (step_input, actions)))
 
     def optimizer_begins(self) -> None:
         """Take note that an optimizer's step begins."""
@@ -180,13 +182,16 @@ class StepSeconds:
         model = self._learner.model
         for _ in range(len(self._new)):
             step, seconds = self._new.popleft()
-            facts, actions = step
-            if facts.context not in model.patterns:
+            step_input, actions = step
+            if step_input.context not in model.patterns:
                 self._new.append((step, seconds))  # its lesson waits
                 continue
-            if len(actions) != len(model.pattern(facts).events):
+            if len(actions) != len(model.pattern(step_input).calls):
                 continue
-            own, work = without_rows(facts.context), step_work(model, facts, actions)
+            own, work = (
+                without_rows(step_input.context),
+                step_work(model, step_input, actions),
+            )
             key = own + _MORE if work[-1] else own
             known = self._known.pop(key, None) or deque(maxlen=_LATELY)
             known.append((*work, seconds))

@@ -63,13 +63,13 @@ _log = logging.getLogger(__name__)
 class StepOutcome:
     """All that the cost model, the policy and the records are told of a step."""
 
-    facts: StepInput
+    step_input: StepInput
     """What was known before it ran."""
     decision: Decision
     """What it was to do."""
     records: tuple[StepRecord, ...]
     """One a forward."""
-    events: tuple[Measured, ...]
+    calls: tuple[Measured, ...]
     """What was read of each layer call, in the order in which they ran."""
     sample: StepSample | None
     """What was read of all segments; None where nothing was, or not of one step."""
@@ -77,7 +77,7 @@ class StepOutcome:
     """The highest level."""
     headroom_bytes: float
     """Between what was held as it began and the budget."""
-    calls: tuple[int, ...]
+    counts: tuple[int, ...]
     """How often each layer was called."""
     between: tuple[tuple[int, ...], ...]
     """The same where each forward but the last has ended."""
@@ -111,7 +111,7 @@ def learn(engine: Engine, outcome: StepOutcome) -> None:
     if is_over and engine.plans:
         _note_over(engine, record)
     engine.policy.absorb(
-        outcome.facts,
+        outcome.step_input,
         outcome.decision,
         growth,
         headroom_bytes=outcome.headroom_bytes,
@@ -133,37 +133,37 @@ def _note_over(engine: Engine, record: StepRecord) -> None:
 
 def _teach(engine: Engine, outcome: StepOutcome, sample: StepSample) -> None:
     """Let the cost model learn from a measured step."""
-    events, learner = outcome.events, engine.learner
+    calls, learner = outcome.calls, engine.learner
     if learner.n_steps == 0:
         sample = without_readings(sample)
     growth = max(0, outcome.peak_bytes - outcome.records[-1].start_bytes)
     # What a plan could grow by: all kept, or all the headroom.
     keep = learner.model.menu.first
     kept = sum(
-        event.held_bytes[keep] - event.held_bytes[event.action]
-        for event in events
-        if event.action != keep and event.held_bytes
+        call.held_bytes[keep] - call.held_bytes[call.action]
+        for call in calls
+        if call.action != keep and call.held_bytes
     )
-    known = learner.model.patterns.get(outcome.facts.context)
-    if known is not None and [e.place for e in known.events] == [
-        (event.layer, event.call) for event in events
+    known = learner.model.patterns.get(outcome.step_input.context)
+    if known is not None and [e.place for e in known.calls] == [
+        (call.layer, call.number) for call in calls
     ]:
-        pairs = zip(known.events, events, strict=True)
-        if any(own.family != event.family for own, event in pairs):
+        pairs = zip(known.calls, calls, strict=True)
+        if any(own.family != call.family for own, call in pairs):
             engine.describer.waits_for_masks = True
     learner.absorb(
-        outcome.facts,
-        events,
+        outcome.step_input,
+        calls,
         sample,
         outcome.released_bytes,
-        outcome.calls,
+        outcome.counts,
         outcome.between,
         growth_bytes=max(growth, min(growth + kept, outcome.headroom_bytes)),
     )
-    if engine.meter.reads_peak and ran_least(learner.model, events):
+    if engine.meter.reads_peak and ran_least(learner.model, calls):
         state = float(engine.optimizers.state_bytes)
         peak = outcome.peak_bytes
-        engine.policy.least_peaks.add(outcome.facts, peak, growth, state)
+        engine.policy.least_peaks.add(outcome.step_input, peak, growth, state)
 
 
 # ------------------------------------------------------------ step
@@ -208,7 +208,7 @@ class Window:
         trace: What its boundaries are read into; None if they are not read.
         planned: What the last plan was made for; None before.
         decision: What was decided last; None before.
-        calls: How often each layer was called, up to the last forward's end.
+        counts: How often each layer was called, up to the last forward's end.
         between: The same where each forward but the last has ended.
         reason: Why it is not an ordinary window; "" if it is.
         is_shared: Whether nothing is to be learned of it as a step.
@@ -230,7 +230,7 @@ class Window:
         self.trace: Trace | None = None
         self.planned: StepInput | None = None
         self.decision: Decision | None = None
-        self.calls: tuple[int, ...] = ()
+        self.counts: tuple[int, ...] = ()
         self.between: tuple[tuple[int, ...], ...] = ()
         self.reason = ""
         self.is_shared = self.is_left = False
@@ -246,13 +246,13 @@ class Window:
             return None
         return self.planned, self.decision
 
-    def add(self, step: Step, calls: tuple[int, ...]) -> None:
+    def add(self, step: Step, counts: tuple[int, ...]) -> None:
         """Take in a forward that has ended."""
         if self.steps:
-            self.between = (*self.between, self.calls)
+            self.between = (*self.between, self.counts)
         self.steps.append(step)
-        self.parts.append(step.facts)
-        self.calls = calls
+        self.parts.append(step.step_input)
+        self.counts = counts
 
     def remove(self, step: Step) -> None:
         """Let a forward go that is not part of the backward."""
@@ -280,7 +280,7 @@ class Step:
 
     Args:
         engine: The session's parts.
-        facts: Its context and sizes.
+        step_input: Its context and sizes.
         shape: The sizes that vary, by name.
         decision: What it is to do.
         window: The forwards that run before the same backward.
@@ -289,19 +289,19 @@ class Step:
     def __init__(
         self,
         engine: Engine,
-        facts: StepInput,
+        step_input: StepInput,
         shape: Mapping[str, int],
         decision: Decision,
         window: Window,
     ) -> None:
         self.number = engine.steps.n_begun
         """Counts the root's forwards."""
-        self.facts = facts
+        self.step_input = step_input
         self.shape = shape
         self.window = window
         self.part = len(window.steps)
         """Which forward of the window it is."""
-        self.calls_before = window.calls
+        self.counts_before = window.counts
         """How often each layer was called in the window before; () for never."""
         self.stage = Stage.FORWARD
         self.retries = 0
@@ -318,7 +318,7 @@ class Step:
         self._seconds: float | None = None
         self._unplanned: list[str] = []
         """The actions of the layer calls of which no plan speaks."""
-        self._events: list[Measured] | None = None
+        self._calls: list[Measured] | None = None
         """What was read of its layer calls; None where nothing was."""
         self.graph: weakref.ref[Any] | None = None
         """Lives as long as a backward can come."""
@@ -413,11 +413,11 @@ class Step:
         self.growth_bytes, self.reason = None, reason
         self.decision = replace(self.decision, growth_bytes=None)
 
-    def keep_events(self) -> None:
+    def keep_calls(self) -> None:
         """Take note of what was read of its layer calls: its forward is left."""
         trace = self.window.trace
         if trace is not None:
-            self._events = [e for e in trace.events if e.part == self.part]
+            self._calls = [e for e in trace.calls if e.part == self.part]
 
     # ------------------------------------------------------------------ backward
 
@@ -429,8 +429,8 @@ class Step:
     @property
     def why_dead(self) -> str:
         """Why it ends without the end of a backward."""
-        events = self._events or ()
-        if self.stage is Stage.BACKWARD or any(e.has_gradient for e in events):
+        calls = self._calls or ()
+        if self.stage is Stage.BACKWARD or any(e.has_gradient for e in calls):
             return self.unseen or _NO_END
         return self.unseen or _NO_BACKWARD
 
@@ -450,16 +450,16 @@ class Step:
     def record(self) -> StepRecord:
         """Return what can be told of the step by now."""
         growth, peaks = self.growth_bytes, self.window.peaks
-        chosen, found = self.decision.chosen, self._events
+        chosen, found = self.decision.chosen, self._calls
         actions, flops = tuple(self._unplanned), self.flops
-        events: tuple[str, ...] = ()
+        calls: tuple[str, ...] = ()
         if found is not None:
-            actions = tuple([event.action for event in found])
-            events = tuple([event.name for event in found])
-            flops = sum([event.flops for event in found])
+            actions = tuple([call.action for call in found])
+            calls = tuple([call.name for call in found])
+            flops = sum([call.flops for call in found])
         elif chosen is not None:
-            own = chosen.events_of(self.part)
-            actions, events = chosen.plan.actions[own], chosen.events[own]
+            own = chosen.calls_of(self.part)
+            actions, calls = chosen.plan.actions[own], chosen.calls[own]
             if self._seconds is not None:
                 flops += sum(self.decision.flops[own])
         return StepRecord(
@@ -476,7 +476,7 @@ class Step:
             recomputed_flops=flops,
             retries=self.retries,
             reason=self.reason,
-            events=events,
+            events=calls,
             seconds=self._seconds,
             reserved_peak_bytes=peaks and peaks.reserved_bytes,
             allocated_peak_bytes=peaks and peaks.allocated_bytes,
@@ -568,17 +568,17 @@ class Steps:
             self.open.remove(step)
             self._engine.records.close(step.close(reason, has_ended=False))
 
-    def forward_ended(self, step: Step, output: Any, calls: tuple[int, ...]) -> None:
+    def forward_ended(self, step: Step, output: Any, counts: tuple[int, ...]) -> None:
         """Wait for the backward of a step.
 
         Args:
             step: The step.
             output: What the root returned.
-            calls: How often each layer was called in its window.
+            counts: How often each layer was called in its window.
         """
         window = step.window
         if window.trace is not None:
-            step.keep_events()
+            step.keep_calls()
         is_one = isinstance(output, torch.Tensor)
         tensors = [output] if is_one else list(tensors_in(output))
         # Only the outputs' graph refers to this hook: Note: [The end of backward].
@@ -598,7 +598,7 @@ class Steps:
         if not is_waiting:
             step.unseen = self._unseen(tensors, output)
         self._wall_of = weakref.ref(graph, self._graph_gone)
-        window.add(step, calls)
+        window.add(step, counts)
         self._window = window
         self.open.append(step)
 
@@ -623,7 +623,7 @@ class Steps:
     def abort(self, step: Step, error: BaseException) -> None:
         """Close a step whose forward has failed for good."""
         reason = f"forward raised {type(error).__name__}"
-        step.keep_events()
+        step.keep_calls()
         if step.part:
             step.window.spoil(reason)
         step.window.stop_reading()
@@ -715,18 +715,20 @@ class Steps:
             window.remove(step)
             step.window = Window(window.memory, {})
             step.window.spoil(_NOT_ALL)
-            step.window.add(step, window.calls)
+            step.window.add(step, window.counts)
             step.window.is_left = True
         self._close_dead()
 
     def _close_window(self, window: Window) -> None:
         last, parts = window.steps[-1], window.parts
-        facts = parts[0] if len(parts) == 1 else joined(parts)
+        step_input = parts[0] if len(parts) == 1 else joined(parts)
         if window.is_left:
             self._shared_until = self.n_begun + LATELY
         elif self._engine.plans:
             self._engine.policy.windows.absorb(window.parts, 1)
-        if window.planned is not None and (window.reason or window.planned != facts):
+        if window.planned is not None and (
+            window.reason or window.planned != step_input
+        ):
             for step in window.steps:
                 step.withdraw(window.reason or OTHERS)
         records: list[StepRecord] = []
@@ -740,21 +742,21 @@ class Steps:
             actions += record.actions
             n_retries += record.retries
         if window.began is not None and not n_retries:
-            self._engine.seconds.step_ended(window.began, facts, actions)
+            self._engine.seconds.step_ended(window.began, step_input, actions)
         trace, sample = window.trace, None
         if trace is not None:
-            sample = analyse(trace.marks, trace.events, last.menu)
+            sample = analyse(trace.marks, trace.calls, last.menu)
         learn(
             self._engine,
             StepOutcome(
-                facts=facts,
+                step_input=step_input,
                 decision=last.decision,
                 records=tuple(records),
-                events=() if trace is None else tuple(trace.events),
+                calls=() if trace is None else tuple(trace.calls),
                 sample=sample,
                 peak_bytes=window.peak_bytes,
                 headroom_bytes=window.memory.budget_bytes - last.start_bytes,
-                calls=window.calls,
+                counts=window.counts,
                 between=window.between,
                 released_bytes=window.released_bytes,
                 is_shared=window.is_shared,

@@ -73,24 +73,24 @@ class Ahead:
                 )
                 self._policy.prepare(step._replace(sizes=sizes), memory)
 
-    def ran(self, facts: StepInput) -> None:
+    def ran(self, step_input: StepInput) -> None:
         """Take note of a step that the loop has run.
 
         Args:
-            facts: As they turned out to be.
+            step_input: As they turned out to be.
         """
         batch, place = self.batch, self._n_ran
         self._n_ran += 1
         if not batch:
             return
-        key = len(batch), place, facts._replace(sizes=())
-        first, places = self._rules.pop(key, (facts.sizes, []))
-        if len(first) != len(facts.sizes):
-            first, places = facts.sizes, []
+        key = len(batch), place, step_input._replace(sizes=())
+        first, places = self._rules.pop(key, (step_input.sizes, []))
+        if len(first) != len(step_input.sizes):
+            first, places = step_input.sizes, []
         found = [
             {at for at, size in enumerate(batch) if size == mine}
             | ({_CONSTANT} if mine == constant else set())
-            for mine, constant in zip(facts.sizes, first, strict=True)
+            for mine, constant in zip(step_input.sizes, first, strict=True)
         ]
         if places:
             found = [a & b for a, b in zip(places, found, strict=True)]
@@ -206,11 +206,11 @@ class ShapesToCome:
         self.unknown, self._as_of = told[:_MOST_SHAPES], -1
         self.largest, self.least_peak_bytes = next(iter(told), None), None
 
-    def check(self, facts: StepInput, table: SizeTable, memory: Memory) -> None:
+    def check(self, step_input: StepInput, table: SizeTable, memory: Memory) -> None:
         """Make sure that the budget can hold for the shapes to come.
 
         Args:
-            facts: Of a step that is about to run; sizes without a name are as here.
+            step_input: The step to come; sizes without a name are as here.
             table: Names its sizes.
             memory: What is held, and the budget.
 
@@ -223,12 +223,14 @@ class ShapesToCome:
         self._as_of = n_steps
         for shape in list(self.unknown):
             try:
-                sizes = table.fill(shape, facts.sizes)
+                sizes = table.fill(shape, step_input.sizes)
             except MimoseError as error:
                 _log.warning("mimose: expect: %s; nothing is expected", error)
                 self.unknown, self.largest = [], None
                 return
-            peak = self._policy.least_peak_bytes(facts._replace(sizes=sizes), memory)
+            peak = self._policy.least_peak_bytes(
+                step_input._replace(sizes=sizes), memory
+            )
             if peak is not None:
                 self.unknown.remove(shape)
                 if peak > (self.least_peak_bytes or 0.0):

@@ -85,7 +85,7 @@ def test_a_layer_handed_what_cannot_be_saved_is_kept(planner):
 
 
 class Fixed:
-    """Recomputes the first events, keeps the others."""
+    """Recomputes the first calls, keeps the others."""
 
     name = "fixed"
 
@@ -93,7 +93,7 @@ class Fixed:
         self._actions = actions
 
     def action_at(self, index):
-        """Return what was given for an event."""
+        """Return what was given for a call."""
         return self._actions[index]
 
     def plan(self, problem):

@@ -97,7 +97,7 @@ class Halving(torch.nn.Module):
 
 
 class AnyPlan:
-    """Draws an action for every event; half of the time from the ends alone."""
+    """Draws an action for every call; half of the time from the ends alone."""
 
     name = "any"
 

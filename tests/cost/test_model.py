@@ -21,8 +21,8 @@ def test_contexts_and_families_are_forgotten_at_last():
     sample = StepSample((), (), SegmentSample(1.0, 1.0), None, True)
     for n in range(3 * MOST_CONTEXTS):
         learner.use("context 0")
-        facts = StepInput(f"context {n}", (n,), False, f"structure {n}")
-        learner.absorb(facts, (), sample, 0.0, ())
+        step_input = StepInput(f"context {n}", (n,), False, f"structure {n}")
+        learner.absorb(step_input, (), sample, 0.0, ())
     model = learner.model
     assert MOST_CONTEXTS == len(model.patterns)
     assert 2 * MOST_CONTEXTS == len(model.samples)

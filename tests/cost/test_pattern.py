@@ -1,22 +1,22 @@
-"""Which events run in a context, and how their sizes follow from the batch's."""
+"""Which calls run in a context, and how their sizes follow from the batch's."""
 
 import numpy as np
 import pytest
 
-from mimose.cost.pattern import Event, Pattern
+from mimose.cost.pattern import LayerCall, Pattern
 from mimose.predictors import SizeMap
 
 
-def _events(text):
-    """Turn ``"a0 b0 a1"`` into events of the layers a and b."""
+def _calls(text):
+    """Turn ``"a0 b0 a1"`` into calls of the layers a and b."""
     return tuple(
-        Event(f"{word[0]}#{word[1:]}", ord(word[0]) - ord("a"), int(word[1:]), "f")
+        LayerCall(f"{word[0]}#{word[1:]}", ord(word[0]) - ord("a"), int(word[1:]), "f")
         for word in text.split()
     )
 
 
-def _calls(events):
-    return tuple(sum(e.layer == layer for e in events) for layer in range(4))
+def _counts(calls):
+    return tuple(sum(e.layer == layer for e in calls) for layer in range(4))
 
 
 @pytest.mark.parametrize(
@@ -30,16 +30,16 @@ def _calls(events):
 )
 def test_one_sequence_holds_both(known, ran, expected):
     """Each stays in its order, whatever the other leaves out; else there is none."""
-    known, ran = _events(known), _events(ran)
-    pattern = Pattern(known, calls=_calls(known)).including(ran, _calls(ran))
-    found = pattern and " ".join(e.name.replace("#", "") for e in pattern.events)
+    known, ran = _calls(known), _calls(ran)
+    pattern = Pattern(known, counts=_counts(known)).including(ran, _counts(ran))
+    found = pattern and " ".join(e.name.replace("#", "") for e in pattern.calls)
     assert expected == found
 
 
 def _called(counts):
     """Return the pattern of one layer that was called so often, by a root size."""
     most = max(n for _, n in counts)
-    pattern = Pattern(_events(" ".join(f"a{i}" for i in range(most))), calls=(most,))
+    pattern = Pattern(_calls(" ".join(f"a{i}" for i in range(most))), counts=(most,))
     for size, n in counts:
         own = (*(((9,),) * n), *(((),) * (most - n)))
         pattern = pattern.taken_in((7, size), own, (n,))
@@ -52,14 +52,14 @@ def test_calls_follow_from_a_size_of_the_batch_or_are_the_most_seen():
     A step in which more ran than that refutes the rule.
     """
     images = _called([(1, 1), (2, 2), (3, 3)])
-    assert [1, 2, 3] == [len(images.expected((7, n)).events) for n in (1, 2, 3)]
+    assert [1, 2, 3] == [len(images.expected((7, n)).calls) for n in (1, 2, 3)]
     assert not images.may_vary
     assert images.lacks_some((7, 4))
     drawn = _called([(8, 1), (16, 3), (24, 1)])
-    assert {3} == {len(drawn.expected((7, n)).events) for n in (8, 16)}
+    assert {3} == {len(drawn.expected((7, n)).calls) for n in (8, 16)}
     assert drawn.may_vary
     refuted = images.missing((3,))
-    assert 3 == len(refuted.expected((7, 1)).events)
+    assert 3 == len(refuted.expected((7, 1)).calls)
     assert not refuted.is_short
     more = images.missing((4,))
     assert more.lacks_some((7, 1))
@@ -77,7 +77,7 @@ def test_rows_that_follow_no_rule_are_bounded_and_seldom_fitted(monkeypatch):
         return fit(self, *args)
 
     monkeypatch.setattr(SizeMap, "fit", counted)
-    pattern = Pattern((Event("a#0", 0, 0, "f"),), calls=(1,))
+    pattern = Pattern((LayerCall("a#0", 0, 0, "f"),), counts=(1,))
     rng = np.random.default_rng(0)
     largest = (9, 1000)
     pattern = pattern.taken_in(largest, ((777,),), (1,))

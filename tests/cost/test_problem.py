@@ -26,7 +26,7 @@ def test_the_problem_of_a_measured_shape(toys, meter):
     model = toys.chain(3)
     with _trained(toys, meter, model, [toys.inputs(64)] * 3) as session:
         problem = session.planning_problem()
-    assert ("blocks.0#0", "blocks.1#0", "blocks.2#0") == problem.events
+    assert ("blocks.0#0", "blocks.1#0", "blocks.2#0") == problem.calls
     assert (KEEP, RECOMPUTE) == problem.actions
     n_rows, width, floats = 64, 16, 4
     output = n_rows * width * floats
@@ -58,10 +58,10 @@ def test_the_timeline_tells_the_peak_of_any_plan(toys, meter, name):
     """From steps that recompute all, the growth under mixed plans is told to 2%."""
     model = toys.zoo_model(name)
     (batch,) = toys.zoo_batches(name, 1)
-    n_events = 6 if name == "resnet" else 4 if name == "t5" else 3
+    n_calls = 6 if name == "resnet" else 4 if name == "t5" else 3
     rng = np.random.default_rng(4)
     for _ in range(2):
-        choice = rng.permutation([0, 1, *rng.integers(0, 2, n_events - 2)])
+        choice = rng.permutation([0, 1, *rng.integers(0, 2, n_calls - 2)])
         planner = toys.FixedActions(*choice.tolist())
         with toys.untracked():
             twin = toys.copy.deepcopy(model)
@@ -157,6 +157,6 @@ def test_rows_chosen_by_a_mask(toys, meter, caplog):
         found, session = toys.compare(model, batches, meter=meter)
     assert [] == found
     assert session.records[-1].reason
-    told = [r.getMessage() for r in caplog.records if "last 50 steps" in r.message]
+        told = [r for r in caplog.records if "steps were all measured" in r.message]
     assert 1 == len(told)
     assert session.records[-1].reason in told[0]

@@ -42,7 +42,7 @@ def _square(n):
 
 def test_a_noisy_reading_needs_repeating():
     """A reading with noise answers for its shape once it was repeated."""
-    series = _Growing(kinds_of(None, 8.0)["excess"])
+    series = _Growing(kinds_of(None, 8.0)["transient"])
     series.add((4,), 100.0)
     assert series.doubt((4,))
     series.add((4,), 104.0)
@@ -116,7 +116,7 @@ def test_an_estimator_that_fails_is_doubted(where):
 def test_scatter_that_many_shapes_show_raises_predictions():
     """A fit that is off by more than is tolerated is raised by that, and trusted."""
     random = np.random.default_rng(0)
-    series, doubts = _Growing(kinds_of(LeastSquares(), 1.0)["excess"]), []
+    series, doubts = _Growing(kinds_of(LeastSquares(), 1.0)["transient"]), []
     for n in range(100, 160, 2):
         series.add((n,), 3.0 * n + random.choice((-30.0, 30.0)))
         doubts.append(bool(series.doubt((n + 1,))))

@@ -17,15 +17,15 @@ ZOO = ("t5", "albert", "resnet")
 
 
 def _marks(trace):
-    return [(mark.kind, mark.event) for mark in trace.marks]
+    return [(mark.kind, mark.call) for mark in trace.marks]
 
 
-def _expected_marks(n_events):
+def _expected_marks(n_calls):
     """Forward in order, backward in reverse, each recomputed after its gradient."""
-    forward = [(kind, i) for i in range(n_events) for kind in ("enter", "exit")]
+    forward = [(kind, i) for i in range(n_calls) for kind in ("enter", "exit")]
     backward = [
         (kind, i)
-        for i in reversed(range(n_events))
+        for i in reversed(range(n_calls))
         for kind in ("gradient", "recompute", "recomputed")
     ]
     begins = [("root_exit", -1), ("backward", -1)]
@@ -73,22 +73,22 @@ def test_boundaries_of_the_zoo(toys, meter, monkeypatch, name):
     with mimose.attach(model, "1TiB", meter=meter):
         toys.train(model, toys.zoo_batches(name, 1))
     trace = traces[0]
-    assert _expected_marks(len(trace.events)) == _marks(trace)
+    assert _expected_marks(len(trace.calls)) == _marks(trace)
     if name == "t5":
         assert [
             "encoder.block.0#0",
             "encoder.block.1#0",
             "decoder.block.0#0",
             "decoder.block.1#0",
-        ] == [event.name for event in trace.events]
+        ] == [call.name for call in trace.calls]
     if name == "albert":
         layer = "albert.encoder.albert_layer_groups.0"
-        assert [f"{layer}#{i}" for i in range(3)] == [e.name for e in trace.events]
+        assert [f"{layer}#{i}" for i in range(3)] == [e.name for e in trace.calls]
 
 
 @pytest.mark.parametrize("name", ZOO)
 def test_the_recomputation_holds_what_keeping_does(toys, monkeypatch, name):
-    """Held bytes, outputs and working peak of each event are those of a bare run."""
+    """Held bytes, outputs and working peak of each call are those of a bare run."""
     model = toys.zoo_model(name)
     (batch,) = toys.zoo_batches(name, 1)
     if name == "t5":  # a kept layer holds no keys and values
@@ -98,14 +98,14 @@ def test_the_recomputation_holds_what_keeping_does(toys, monkeypatch, name):
     with toys.counting() as meter, mimose.attach(model, "1TiB", meter=meter):
         toys.train(model, [batch])
     (trace,) = traces
-    sample = analyse(trace.marks, trace.events, EXACT_MENU)
+    sample = analyse(trace.marks, trace.calls, EXACT_MENU)
     actual = [
         (
-            event.held_bytes[KEEP],
-            event.held_bytes[RECOMPUTE],
-            measured.forward_excess_bytes[KEEP],
+            call.held_bytes[KEEP],
+            call.held_bytes[RECOMPUTE],
+            measured.forward_transient_bytes[KEEP],
         )
-        for event, measured in zip(trace.events, sample.events, strict=True)
+        for call, measured in zip(trace.calls, sample.calls, strict=True)
     ]
     small = 512  # buffers that are put back count, too
     assert actual == [pytest.approx(each, abs=small) for each in expected]
@@ -137,11 +137,11 @@ def _bare_measurements(model, batch, toys):
     return measured
 
 
-def _event(index, action=RECOMPUTE, held=60.0, output=10.0):
+def _call(index, action=RECOMPUTE, held=60.0, output=10.0):
     return Measured(
         name=f"layer.{index}#0",
         layer=index,
-        call=0,
+        number=0,
         family=0,
         sizes=(2,),
         action=action,
@@ -151,7 +151,7 @@ def _event(index, action=RECOMPUTE, held=60.0, output=10.0):
 
 
 def _written(*lines):
-    return [Mark(kind, event, live, peak) for kind, event, live, peak in lines]
+    return [Mark(kind, call, live, peak) for kind, call, live, peak in lines]
 
 
 STEP = (
@@ -168,17 +168,17 @@ STEP = (
 
 
 def test_samples_of_a_written_step():
-    """Each number of a step with one event follows from the marks around it."""
-    sample = analyse(_written(*STEP), [_event(0)], EXACT_MENU)
-    (event,) = sample.events
-    assert (5, 30.0) == (sample.gaps[0].net_bytes, sample.gaps[0].excess_bytes)
-    assert {RECOMPUTE: 70.0, KEEP: 70.0} == event.forward_excess_bytes
-    assert (5, 25.0) == (sample.head.net_bytes, sample.head.excess_bytes)
-    assert (2, 35.0) == (sample.loss.net_bytes, sample.loss.excess_bytes)
+    """Each number of a step with one call follows from the marks around it."""
+    sample = analyse(_written(*STEP), [_call(0)], EXACT_MENU)
+    (call,) = sample.calls
+    assert (5, 30.0) == (sample.gaps[0].retained_bytes, sample.gaps[0].transient_bytes)
+    assert {RECOMPUTE: 70.0, KEEP: 70.0} == call.forward_transient_bytes
+    assert (5, 25.0) == (sample.head.retained_bytes, sample.head.transient_bytes)
+    assert (2, 35.0) == (sample.loss.retained_bytes, sample.loss.transient_bytes)
     assert 30 == sample.loss.backward_bytes
-    assert {RECOMPUTE: 210 - 122 - (60 - 10)} == event.backward_excess_bytes
-    assert {RECOMPUTE: 90 - 122 + 10} == event.backward_net_bytes
-    assert {RECOMPUTE: 7.0} == event.cost
+    assert {RECOMPUTE: 210 - 122 - (60 - 10)} == call.backward_transient_bytes
+    assert {RECOMPUTE: 90 - 122 + 10} == call.backward_retained_bytes
+    assert {RECOMPUTE: 7.0} == call.cost
     assert sample.is_ordered
 
 
@@ -195,7 +195,7 @@ def test_gradients_out_of_order_are_noticed():
         ("gradient", 1, 0, 0),
         ("end", -1, 0, 0),
     )
-    assert not analyse(marks, [_event(0), _event(1)], EXACT_MENU).is_ordered
+    assert not analyse(marks, [_call(0), _call(1)], EXACT_MENU).is_ordered
 
 
 def test_new_storages_count_until_they_are_freed():

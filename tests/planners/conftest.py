@@ -12,24 +12,24 @@ from mimose.planners import PlanningProblem, host_bytes, peak_bytes, safest_plan
 MIB = 2.0**20
 
 
-def _problem(n_events, *, actions=("keep", "recompute"), **fields):
-    table = (n_events, len(actions))
+def _problem(n_calls, *, actions=("keep", "recompute"), **fields):
+    table = (n_calls, len(actions))
     zeros = {
         "allowed": np.ones(table, dtype=bool),
         "held_bytes": np.zeros(table),
-        "forward_excess_bytes": np.zeros(table),
-        "backward_excess_bytes": np.zeros(table),
-        "backward_net_bytes": np.zeros(n_events),
+        "forward_transient_bytes": np.zeros(table),
+        "backward_transient_bytes": np.zeros(table),
+        "backward_retained_bytes": np.zeros(n_calls),
         "cost": np.zeros(table),
-        "gap_bytes": np.zeros(n_events + 1),
-        "gap_excess_bytes": np.zeros(n_events + 1),
+        "gap_bytes": np.zeros(n_calls + 1),
+        "gap_transient_bytes": np.zeros(n_calls + 1),
         "start_bytes": 0.0,
         "budget_bytes": float("inf"),
         "host_bytes": np.zeros(table),
         "host_budget_bytes": 0.0,
     }
-    events = fields.pop("events", tuple(f"layer.{i}#0" for i in range(n_events)))
-    return PlanningProblem(events=events, actions=actions, **(zeros | fields))
+    calls = fields.pop("calls", tuple(f"layer.{i}#0" for i in range(n_calls)))
+    return PlanningProblem(calls=calls, actions=actions, **(zeros | fields))
 
 
 def _with(problem, **changes):
@@ -45,10 +45,10 @@ def _budget_between(problem, share):
     return _with(problem, budget_bytes=least + share * max(keep - least, 0.0))
 
 
-def _random(rng, n_events, n_actions=2, *, host=False):
-    """Anything a problem may be: signed nets, forbidden actions, no order in bytes."""
+def _random(rng, n_calls, n_actions=2, *, host=False):
+    """Anything a problem may be: signed bytes, forbidden actions, no order."""
     names = ("keep", "recompute", "offload", "selective")[:n_actions]
-    table = (n_events, n_actions)
+    table = (n_calls, n_actions)
 
     def whole(*shape, low=0):
         return rng.integers(low, 1000, shape).astype(float)
@@ -59,24 +59,24 @@ def _random(rng, n_events, n_actions=2, *, host=False):
     cost[:, 0] = 0
     host_need = np.zeros(table)
     if host and n_actions > 2:
-        host_need[:, 2] = whole(n_events)
+        host_need[:, 2] = whole(n_calls)
     held = whole(*table)
     if host and n_actions > 2:
-        held[:, 2] -= whole(n_events)  # the input waits on the host, too
+        held[:, 2] -= whole(n_calls)  # the input waits on the host, too
     return _problem(
-        n_events,
+        n_calls,
         actions=names,
         allowed=allowed,
         held_bytes=held,
-        forward_excess_bytes=whole(*table),
-        backward_excess_bytes=whole(*table),
-        backward_net_bytes=whole(n_events, low=-500),
+        forward_transient_bytes=whole(*table),
+        backward_transient_bytes=whole(*table),
+        backward_retained_bytes=whole(n_calls, low=-500),
         cost=cost,
-        gap_bytes=whole(n_events + 1, low=-500),
-        gap_excess_bytes=whole(n_events + 1),
+        gap_bytes=whole(n_calls + 1, low=-500),
+        gap_transient_bytes=whole(n_calls + 1),
         start_bytes=5000.0,
         host_bytes=host_need,
-        # Enough for events that may only be offloaded, and for some more.
+        # Enough for calls that may only be offloaded, and for some more.
         host_budget_bytes=float(
             np.where(allowed, host_need, np.inf).min(axis=1).sum()
             + host_need.sum() * rng.uniform(0, 0.3)
@@ -84,39 +84,42 @@ def _random(rng, n_events, n_actions=2, *, host=False):
     )
 
 
-def _transformer(rng, n_events, *, jitter=0.0):
+def _transformer(rng, n_calls, *, jitter=0.0):
     """Layers of one family: equal, or equal up to a jitter."""
-    about = 1 + jitter * rng.uniform(-2, 2, n_events)
+    about = 1 + jitter * rng.uniform(-2, 2, n_calls)
     layer = rng.uniform(20, 200) * MIB
     keep = layer * about
-    out = np.full(n_events, layer * rng.uniform(0.03, 0.1))
-    cost = rng.uniform(0.5, 2) * (1 + jitter * rng.uniform(-2, 2, n_events))
-    gaps, gap_excess = np.zeros(n_events + 1), np.zeros(n_events + 1)
-    gaps[0], gap_excess[0] = 0.1 * layer, 0.2 * layer
-    gaps[-1], gap_excess[-1] = layer * rng.uniform(0.1, 1), layer * rng.uniform(0.2, 2)
+    out = np.full(n_calls, layer * rng.uniform(0.03, 0.1))
+    cost = rng.uniform(0.5, 2) * (1 + jitter * rng.uniform(-2, 2, n_calls))
+    gaps, gap_transient = np.zeros(n_calls + 1), np.zeros(n_calls + 1)
+    gaps[0], gap_transient[0] = 0.1 * layer, 0.2 * layer
+    gaps[-1], gap_transient[-1] = (
+        layer * rng.uniform(0.1, 1),
+        layer * rng.uniform(0.2, 2),
+    )
     return _problem(
-        n_events,
+        n_calls,
         held_bytes=np.stack([keep, out], axis=1),
-        forward_excess_bytes=np.stack([1.05 * keep] * 2, axis=1),
-        backward_excess_bytes=np.stack([0.3 * keep, 1.3 * keep - out], axis=1),
-        backward_net_bytes=np.full(n_events, rng.uniform(5, 30) * MIB),
-        cost=np.stack([np.zeros(n_events), cost], axis=1),
+        forward_transient_bytes=np.stack([1.05 * keep] * 2, axis=1),
+        backward_transient_bytes=np.stack([0.3 * keep, 1.3 * keep - out], axis=1),
+        backward_retained_bytes=np.full(n_calls, rng.uniform(5, 30) * MIB),
+        cost=np.stack([np.zeros(n_calls), cost], axis=1),
         gap_bytes=gaps,
-        gap_excess_bytes=gap_excess,
+        gap_transient_bytes=gap_transient,
         start_bytes=1000 * MIB,
     )
 
 
-def _whole_menu(rng, kind, n_events, **options):
+def _whole_menu(rng, kind, n_calls, **options):
     """Measured layers that may also pool or offload some of what they hold."""
-    made = draw_problem(rng, kind, n_events, **options)
+    made = draw_problem(rng, kind, n_calls, **options)
     left = (made.held_bytes[:, 0] - made.held_bytes[:, -1])[:, None]
     packed = np.rint(left * rng.uniform([0.2, 0.8], [0.7, 1.0]))
     beyond_keep = {
         "allowed": False,
         "held_bytes": -packed,
-        "forward_excess_bytes": 0,
-        "backward_excess_bytes": packed,
+        "forward_transient_bytes": 0,
+        "backward_transient_bytes": packed,
         "host_bytes": packed * [0, 1],
         "cost": made.cost[:, -1:] * rng.uniform([0, 0], [0.3, 1.2]),
     }
@@ -133,7 +136,7 @@ def _whole_menu(rng, kind, n_events, **options):
 
 
 def _every_choice(problem):
-    """All (N, E) choices that are allowed and keep the host budget."""
+    """All (N, C) choices that are allowed and keep the host budget."""
     options = [row.nonzero()[0] for row in problem.allowed]
     choices = np.array(list(itertools.product(*options)), dtype=np.intp)
     choices = choices.reshape(math.prod(map(len, options)), len(options))
@@ -142,7 +145,7 @@ def _every_choice(problem):
 
 @pytest.fixture(scope="session")
 def make_problem():
-    """Make a problem of E events; fields not given are zero, the budget infinite."""
+    """Make a problem of C calls; fields not given are zero, the budget infinite."""
     return _problem
 
 
@@ -195,7 +198,7 @@ def cheapest_cost():
     def cheapest(problem):
         choices = _every_choice(problem)
         fits = peak_bytes(problem, choices) <= problem.budget_bytes
-        costs = problem.cost[np.arange(len(problem.events)), choices].sum(axis=1)
+        costs = problem.cost[np.arange(len(problem.calls)), choices].sum(axis=1)
         return costs[fits].min()
 
     return cheapest

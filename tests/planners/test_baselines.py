@@ -42,7 +42,7 @@ def test_full_prefers_to_recompute(make_problem):
     ("k", "expected"), [(1, (R,) * 5), (2, (R, K, R, K, R)), (9, (R, K, K, K, K))]
 )
 def test_every_k(make_problem, k, expected):
-    """Every k-th event is recomputed, beginning with the first."""
+    """Every k-th call is recomputed, beginning with the first."""
     plan = every_k(k).plan(make_problem(5))
     assert expected == plan.actions
     assert f"every-{k}" == plan.planner
@@ -52,7 +52,7 @@ def test_every_k(make_problem, k, expected):
     "planner", [make_planner("none"), make_planner("full"), everywhere("recompute")]
 )
 def test_fixed_planners_need_no_problem(make_problem, planner):
-    """What they say of an event by its position is what they plan."""
+    """What they say of a call by its position is what they plan."""
     assert isinstance(planner, FixedPlanner)
     problem = make_problem(5)
     expected = planner.plan(problem).actions

@@ -54,7 +54,7 @@ def indices(problem, plan):
 
 
 def test_promises(planner_name, planner, problem):
-    """Allowed actions for all events, and what the timeline says of them.
+    """Allowed actions for all calls, and what the timeline says of them.
 
     The same again for the same problem, which stays as it was. Planners that know
     peaks keep both budgets.
@@ -65,7 +65,7 @@ def test_promises(planner_name, planner, problem):
     )
     plan = planner.plan(problem)
     choice = indices(problem, plan)
-    at = np.arange(len(problem.events)), choice
+    at = np.arange(len(problem.calls)), choice
     laid_out = lay_out(problem, choice)
     assert problem.allowed[at].all()
     assert laid_out.peak_bytes == plan.peak_bytes
@@ -117,7 +117,7 @@ def test_never_worse_than_recomputing_everything(
 
 
 def test_events_that_may_not_be_recomputed(planner, make_problem):
-    """An event without another action is kept, whatever the others do."""
+    """A call without another action is kept, whatever the others do."""
     allowed = np.ones((4, 2), dtype=bool)
     allowed[2, 1] = False
     problem = make_problem(

@@ -5,14 +5,14 @@ import pytest
 
 from mimose.planners import Greedy
 
-# Sizes of events, and bytes missing.
+# Sizes of calls, and bytes missing.
 MIXED = ((100, 100, 50, 50, 25, 25), 260.0)
 HALVING = ((256,) * 2 + (128,) * 4 + (64,) * 6 + (32,) * 2, 600.0)
 
 
 @pytest.fixture
 def sized(make_problem):
-    """Make a problem of events that hold these sizes, with so much missing."""
+    """Make a problem of calls that hold these sizes, with so much missing."""
 
     def make(sizes, missing, **fields):
         held = np.stack([np.array(sizes, dtype=float), np.zeros(len(sizes))], axis=1)
@@ -30,24 +30,24 @@ def sized(make_problem):
 
 
 def recomputed(planner, problem):
-    """Positions of the recomputed events."""
+    """Positions of the recomputed calls."""
     actions = planner.plan(problem).actions
     return [i for i, action in enumerate(actions) if action == "recompute"]
 
 
 @pytest.mark.parametrize(
-    ("case", "n_events", "freed"), [(MIXED, 4, 275), (HALVING, 3, 640)]
+    ("case", "n_calls", "freed"), [(MIXED, 4, 275), (HALVING, 3, 640)]
 )
-def test_published(sized, case, n_events, freed):
-    """Algorithm 1 takes the largest until one event covers what is missing."""
+def test_published(sized, case, n_calls, freed):
+    """Algorithm 1 takes the largest until one call covers what is missing."""
     sizes, missing = case
     taken = recomputed(Greedy(), sized(sizes, missing))
-    assert n_events == len(taken)
+    assert n_calls == len(taken)
     assert freed == sum(sizes[i] for i in taken)
 
 
 def test_counts_what_recomputation_still_holds(sized, with_fields):
-    """Freed is what an event holds less its output."""
+    """Freed is what a call holds less its output."""
     problem = sized((100, 100), 95.0)
     held = problem.held_bytes.copy()
     held[:, 1] = 10.0
@@ -56,7 +56,7 @@ def test_counts_what_recomputation_still_holds(sized, with_fields):
 
 def test_does_not_see_the_peak(sized):
     """The sum fits, the timeline does not, and the plan says so."""
-    problem = sized((10, 10), 0.0, gap_excess_bytes=np.array([0, 0, 500.0]))
+    problem = sized((10, 10), 0.0, gap_transient_bytes=np.array([0, 0, 500.0]))
     plan = Greedy().plan(problem)
     assert plan.actions == ("keep", "keep")
     assert plan.peak_bytes > problem.budget_bytes

@@ -11,11 +11,11 @@ from mimose.planners import (
 )
 
 
-@pytest.mark.parametrize("n_events", [0, 1, 7])
-def test_equals_brute_force(rng, random_problem, every_choice, n_events):
+@pytest.mark.parametrize("n_calls", [0, 1, 7])
+def test_equals_brute_force(rng, random_problem, every_choice, n_calls):
     """No choice has a lower peak; where the host binds it is found to a millionth."""
     for turn in range(20):
-        problem = random_problem(rng, n_events, 3, host=bool(turn % 2))
+        problem = random_problem(rng, n_calls, 3, host=bool(turn % 2))
         expected = peak_bytes(problem, every_choice(problem)).min()
         assert expected == pytest.approx(safest_plan(problem).peak_bytes, rel=1e-5)
 
@@ -48,7 +48,7 @@ def test_lossy_where_nothing_else_fits(make_problem, budget, actions, peak):
 
 
 def test_lossy_where_an_event_has_nothing_else(make_problem):
-    """Such an event takes what it has, the others stay exact."""
+    """Such a call takes what it has, the others stay exact."""
     allowed = np.ones((3, 3), dtype=bool)
     allowed[1] = [False, True, False]
     plan = safest_plan(lossy_problem(make_problem, allowed=allowed))

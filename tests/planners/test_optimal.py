@@ -9,7 +9,7 @@ from mimose.planners import Optimal, Search, optimal, peak_bytes, refiner_of
 
 
 @pytest.mark.parametrize(
-    ("n_events", "n_actions", "options"),
+    ("n_calls", "n_actions", "options"),
     [
         (1, 3, {}),
         (12, 2, {}),
@@ -18,11 +18,11 @@ from mimose.planners import Optimal, Search, optimal, peak_bytes, refiner_of
     ],
 )
 def test_equals_brute_force(
-    rng, random_problem, budget_between, cheapest_cost, n_events, n_actions, options
+    rng, random_problem, budget_between, cheapest_cost, n_calls, n_actions, options
 ):  # fmt: skip
     """Small problems cost what the best of all choices costs, and it knows."""
     for share in (0.0, 0.05, 0.15, 0.3, 0.5, 0.9):
-        problem = random_problem(rng, n_events, n_actions, **options)
+        problem = random_problem(rng, n_calls, n_actions, **options)
         problem = budget_between(problem, share + 1e-5)
         plan = Optimal().plan(problem)
         assert plan.peak_bytes <= problem.budget_bytes

@@ -16,16 +16,16 @@ from mimose.planners import (
 ARRAYS = {
     "allowed": (3, 2),
     "held_bytes": (3, 2),
-    "forward_excess_bytes": (3, 2),
-    "backward_excess_bytes": (3, 2),
-    "backward_net_bytes": (3,),
+    "forward_transient_bytes": (3, 2),
+    "backward_transient_bytes": (3, 2),
+    "backward_retained_bytes": (3,),
     "cost": (3, 2),
     "gap_bytes": (4,),
-    "gap_excess_bytes": (4,),
+    "gap_transient_bytes": (4,),
     "host_bytes": (3, 2),
 }
 HOLDERS = {"activations held": 2.0**29, "held at start": 2.0**31}
-SIGNED = {"held_bytes", "backward_net_bytes", "cost", "gap_bytes"}
+SIGNED = {"held_bytes", "backward_retained_bytes", "cost", "gap_bytes"}
 
 
 @pytest.mark.parametrize("field", ARRAYS)
@@ -65,7 +65,7 @@ def test_numbers(make_problem):
     ("fields", "expected"),
     [
         ({"actions": ("recompute", "keep")}, "'keep'"),
-        ({"events": ("a#0", "a#0")}, r"\['a#0'\]"),
+        ({"calls": ("a#0", "a#0")}, r"\['a#0'\]"),
         ({"allowed": np.array([[True, True], [False, False]])}, r"'layer.1#0'"),
         (
             {

@@ -13,15 +13,15 @@ from mimose.planners import (
 
 def gap(problem, plan):
     """What a plan costs beyond the optimum, as a share of recomputing everything."""
-    most = problem.cost[np.arange(len(problem.events)), problem.least_choice()].sum()
+    most = problem.cost[np.arange(len(problem.calls)), problem.least_choice()].sum()
     return (plan.extra_cost - Optimal().plan(problem).extra_cost) / most
 
 
 def test_optimal_on_like_layers(rng, transformer_problem, budget_between):
     """With one family it is the optimum, and it knows."""
-    for n_events in (4, 24):
+    for n_calls in (4, 24):
         for share in (0.02, 0.4, 0.9):
-            problem = budget_between(transformer_problem(rng, n_events), share)
+            problem = budget_between(transformer_problem(rng, n_calls), share)
             plan = Search().plan(problem)
             assert plan.optimal
             assert Optimal().plan(problem).extra_cost == pytest.approx(plan.extra_cost)
@@ -60,13 +60,13 @@ def test_equals_brute_force(rng, random_problem, budget_between, cheapest_cost):
     assert n_dearer
 
 
-@pytest.mark.parametrize("n_events", [1, 2, 30])
-def test_always_finds_a_plan(rng, random_problem, budget_between, n_events):
+@pytest.mark.parametrize("n_calls", [1, 2, 30])
+def test_always_finds_a_plan(rng, random_problem, budget_between, n_calls):
     """Within any budget from the least peak on there is a plan, and it is found."""
     for n_actions in (1, 2, 4):
         for share in (0.0, 0.01, 0.3, 0.9):
             for host in (False, True):
-                problem = random_problem(rng, n_events, n_actions, host=host)
+                problem = random_problem(rng, n_calls, n_actions, host=host)
                 problem = budget_between(problem, share)
                 for width in (2, 96):
                     plan = Search(width=width).plan(problem)
@@ -74,7 +74,7 @@ def test_always_finds_a_plan(rng, random_problem, budget_between, n_events):
 
 
 def test_long_chains(rng, transformer_problem, budget_between):
-    """Hundreds of events are planned as well, and a wider search costs no more."""
+    """Hundreds of calls are planned as well, and a wider search costs no more."""
     problem = budget_between(transformer_problem(rng, 300, jitter=0.05), 0.5)
     plan = Search().plan(problem)
     assert plan.peak_bytes <= problem.budget_bytes

@@ -10,35 +10,35 @@ def slow_segments(problem, choice):
     """Walk the step, one number at a time: (name, level at start, peak) a segment."""
     level, rows = problem.start_bytes, []
 
-    def segment(name, net, excess):
+    def segment(name, retained, transient):
         nonlocal level
-        rows.append((name, level, max(level + excess, level + net)))
-        level += net
+        rows.append((name, level, max(level + transient, level + retained)))
+        level += retained
 
-    for e, event in enumerate(problem.events):
-        gap, excess = problem.gap_bytes[e], problem.gap_excess_bytes[e]
-        segment(f"gap before {event}", gap, excess)
+    for e, call in enumerate(problem.calls):
+        gap, transient = problem.gap_bytes[e], problem.gap_transient_bytes[e]
+        segment(f"gap before {call}", gap, transient)
         held = problem.held_bytes[e, choice[e]]
-        excess = problem.forward_excess_bytes[e, choice[e]]
-        segment(f"forward of {event}", held, excess)
-    segment("head", problem.gap_bytes[-1], problem.gap_excess_bytes[-1])
-    for e in reversed(range(len(problem.events))):
-        net = problem.backward_net_bytes[e] - problem.held_bytes[e, choice[e]]
-        excess = problem.backward_excess_bytes[e, choice[e]]
-        segment(f"backward of {problem.events[e]}", net, excess)
+        transient = problem.forward_transient_bytes[e, choice[e]]
+        segment(f"forward of {call}", held, transient)
+    segment("head", problem.gap_bytes[-1], problem.gap_transient_bytes[-1])
+    for e in reversed(range(len(problem.calls))):
+        retained = problem.backward_retained_bytes[e] - problem.held_bytes[e, choice[e]]
+        transient = problem.backward_transient_bytes[e, choice[e]]
+        segment(f"backward of {problem.calls[e]}", retained, transient)
     return rows
 
 
 def random_choice(rng, problem, n_plans):
     """Draw (n_plans, E) choices, allowed or not: the judge judges any."""
-    return rng.integers(0, len(problem.actions), (n_plans, len(problem.events)))
+    return rng.integers(0, len(problem.actions), (n_plans, len(problem.calls)))
 
 
-@pytest.mark.parametrize("n_events", [0, 1, 7, 24])
-def test_equals_the_slow_walk(rng, random_problem, n_events):
+@pytest.mark.parametrize("n_calls", [0, 1, 7, 24])
+def test_equals_the_slow_walk(rng, random_problem, n_calls):
     """Levels, peaks and names of all segments are those of the slow walk."""
     for _ in range(20):
-        problem = random_problem(rng, n_events, 3, host=True)
+        problem = random_problem(rng, n_calls, 3, host=True)
         choice = random_choice(rng, problem, 1)[0]
         names, levels, peaks = zip(*slow_segments(problem, choice), strict=True)
         laid_out = lay_out(problem, choice)
@@ -56,7 +56,7 @@ def test_binding_segments(make_problem):
     problem = make_problem(
         2,
         held_bytes=np.array([[3.0, 0.0], [3.0, 0.0]]),
-        backward_excess_bytes=np.array([[3.0, 0.0], [0.0, 0.0]]),
+        backward_transient_bytes=np.array([[3.0, 0.0], [0.0, 0.0]]),
     )
     laid_out = lay_out(problem, np.array([0, 0]))
     assert laid_out.peak_bytes == 6.0

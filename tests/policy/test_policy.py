@@ -158,11 +158,11 @@ def planned(toys, meter):
 
 
 def _prepare(session, length):
-    facts, table = session._engine.describer.last
+    step_input, table = session._engine.describer.last
     name = next(iter(session.records[-1].shape))
-    sizes = table.fill({name: length}, facts.sizes)
+    sizes = table.fill({name: length}, step_input.sizes)
     memory = session._engine.driver.memory_now()
-    session._engine.policy.prepare(facts._replace(sizes=sizes), memory)
+    session._engine.policy.prepare(step_input._replace(sizes=sizes), memory)
 
 
 def test_a_plan_made_ahead_is_there_when_its_shape_comes(toys, planned):

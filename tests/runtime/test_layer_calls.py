@@ -6,7 +6,7 @@ import mimose
 
 
 def test_each_call_of_a_layer_is_an_event(toys, meter):
-    """ALBERT's one layer makes as many events as it has calls, kept or not by each."""
+    """Each call of ALBERT's one layer is measured, kept or not by each."""
     model = toys.zoo_model("albert")
     planner = toys.FixedActions(1, 0, 1)
     batches = toys.zoo_batches("albert", 5)[::2]

@@ -135,7 +135,7 @@ def test_a_plan_that_cannot_be_made_ahead_ends_no_loop(toys, caplog):
             """Make the plan of a step, and none ahead of it."""
             if self.is_ahead:
                 raise MemoryError
-            return toys.judged(problem, [0] * len(problem.events))
+            return toys.judged(problem, [0] * len(problem.calls))
 
     planner, model = Fails(), toys.chain(4, WIDTH)
     batches = [_batch(n) for n in _lengths()]

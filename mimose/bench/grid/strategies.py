@@ -388,19 +388,19 @@ class PaperMimose(Applied):
         whole, *blocks = (float(fit(size)) for fit in self._fits)
         held = np.array([[max(0.0, each), 0.0] for each in blocks])
         rest = whole - float(held[:, 0].sum())
-        n_events = len(blocks)
-        zeros = np.zeros((n_events, 2))
+        n_calls = len(blocks)
+        zeros = np.zeros((n_calls, 2))
         problem = PlanningProblem(
-            events=self._names,
+            calls=self._names,
             actions=WHOLE_LAYERS,
-            allowed=np.ones((n_events, 2), dtype=bool),
+            allowed=np.ones((n_calls, 2), dtype=bool),
             held_bytes=held,
-            forward_excess_bytes=zeros,
-            backward_excess_bytes=zeros,
-            backward_net_bytes=np.zeros(n_events),
+            forward_transient_bytes=zeros,
+            backward_transient_bytes=zeros,
+            backward_retained_bytes=np.zeros(n_calls),
             cost=zeros,
-            gap_bytes=np.zeros(n_events + 1),
-            gap_excess_bytes=np.zeros(n_events + 1),
+            gap_bytes=np.zeros(n_calls + 1),
+            gap_transient_bytes=np.zeros(n_calls + 1),
             start_bytes=max(0.0, self._start_bytes + rest),
             budget_bytes=float(self.budget_bytes or 0),
             host_bytes=zeros,
