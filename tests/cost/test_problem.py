@@ -157,6 +157,6 @@ def test_rows_chosen_by_a_mask(toys, meter, caplog):
         found, session = toys.compare(model, batches, meter=meter)
     assert [] == found
     assert session.records[-1].reason
-        told = [r for r in caplog.records if "steps were all measured" in r.message]
+    told = [r for r in caplog.records if "steps were all measured" in r.message]
     assert 1 == len(told)
     assert session.records[-1].reason in told[0]
