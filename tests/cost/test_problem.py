@@ -157,6 +157,7 @@ def test_rows_chosen_by_a_mask(toys, meter, caplog):
         found, session = toys.compare(model, batches, meter=meter)
     assert [] == found
     assert session.records[-1].reason
-    told = [r for r in caplog.records if "steps were all measured" in r.message]
+    texts = [record.getMessage() for record in caplog.records]
+    told = [text for text in texts if "steps were all measured" in text]
     assert 1 == len(told)
     assert session.records[-1].reason in told[0]
