@@ -76,7 +76,7 @@ _SMALLEST = {
     "faults": {"faults": 20, "every": 3000},
 }
 _OF_TIME_AND_SIZE = (
-    *("cost in µs", "ms of CPU", "margin at", "error p99", "worst error"),
+    *("CPU time, of", "ms of CPU", "margin at", "error p99", "worst error"),
     "planned, of",
 )
 
