@@ -1,11 +1,14 @@
 """The reference run: what a change to the library's inside must leave as it is.
 
-``python -m benchmarks.reference`` trains eight small models on the simulated device
-that computes, under three budgets and two menus, and five large ones on the hollow
-card. Segments of the small ones can grow: those of fixed size are as large as what
-they hold. It compares the plan, the peak and the loss of every step, and the virtual
-times, with `reference.json` beside it, and tells each difference. ``--update`` writes
-that file anew: a difference is meant, and named in the commit, or a fault.
+Eight small models train on the simulated device that computes, under three budgets and
+two menus, and five large ones on the hollow card. Segments of the small ones can grow:
+those of fixed size are as large as what they hold. The plan, the peak and the loss of
+every step, and the virtual times, are compared with `reference.json` beside this file,
+and each difference is told. ``--update`` writes that file anew: a difference is meant,
+and named in the commit, or a fault.
+
+    python -m benchmarks.proofs reference
+    python -m benchmarks.proofs reference --models gpt2 --no-times
 """
 
 from __future__ import annotations
@@ -14,7 +17,6 @@ import argparse
 import gc
 import itertools
 import json
-import sys
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
@@ -24,10 +26,18 @@ import torch
 from torch import nn
 
 import mimose
-from benchmarks.sim import use
-from mimose.bench.child import run_child
+from benchmarks.proofs import common
+from benchmarks.proofs.common import Answer, Bar, Settings
+from benchmarks.proofs.models import names_of
+from mimose.bench.device import SIM
 from mimose.bench.zoo import ZOO, builder, moved
 
+QUESTION = "What is another step than it was, or another result?"
+DEFAULTS = {"seed": 1, "threads": 1, "device": SIM}
+OPTIONS = (
+    common.flag("--update", "store what is found"),
+    common.flag("--no-times", "leave the hollow card out"),
+)
 _STORED = Path(__file__).with_suffix(".json")
 _STEPS = 40
 _TIGHTNESS = {"tight": 0.3, "half": 0.6, "wide": 0.9}
@@ -43,6 +53,7 @@ _HOLLOW = (
 )
 """Workloads of `benchmarks.scale`, each with its card's GiB."""
 _HOLLOW_STEPS = 30
+_TIMED = "seconds", "ooms", "over", "reruns", "reserved_bytes"
 _FAILED = "did not fit"
 """In place of a loss; growths of some MiB leave little room between segments. What
 comes after it is not compared with the bare model's, which trains on that batch."""
@@ -175,8 +186,7 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         task: ``model``, and ``budgets`` in bytes by name, empty to choose them.
     """
     warnings.filterwarnings("ignore")
-    use()
-    torch.get_device_module("sim").set_expandable_segments(True)
+    torch.get_device_module(SIM).set_expandable_segments(True)
     name, budgets = task["model"], dict(task["budgets"])
     bare, bare_gradients, _ = _train(name)
     if not budgets:
@@ -211,106 +221,71 @@ def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
     return torch.equal(one, other)
 
 
-def _measured(stored: Mapping[str, Any], models: list[str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for name in models:
+def _cases(
+    stored: Mapping[str, Any], settings: Settings, options: argparse.Namespace
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yield what is found of each case, small models first."""
+    for name in names_of(_MODELS, settings.models):
         budgets = {
             case.split()[1]: told["budget"]
             for case, told in stored.items()
             if case.split()[0] == name and "budget" in told
         }
-        task = {"model": name, "budgets": budgets, "device": "sim"}
-        for told in run_child("benchmarks.reference", task, 1):
-            found[told.pop("case")] = told
-            _say(f"{name}: {len(found)} cases")
-    return found
+        for told in common.said_by("reference", settings, model=name, budgets=budgets):
+            yield told.pop("case"), told
+    hollow = [] if options.no_times else itertools.product(_HOLLOW, ("whole", "fine"))
+    for (workload, gib), strategy in hollow:
+        task = {"workload": workload, "gib": gib, "strategy": strategy, "seed": 1}
+        task |= {"steps": _HOLLOW_STEPS, "card": "h100"}
+        (told,) = common.said_by("scale", settings, **task)
+        yield f"{workload} {gib}-GiB {strategy}", {name: told[name] for name in _TIMED}
 
 
-def _timed(workloads: list[tuple[str, int]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    for workload, gib in workloads:
-        for strategy in ("whole", "fine"):
-            task = {"workload": workload, "gib": gib, "strategy": strategy}
-            task |= {"device": "sim", "card": "h100", "seed": 1}
-            task |= {"steps": _HOLLOW_STEPS}
-            (told,) = run_child("benchmarks.scale.run", task, 1)
-            case = f"{workload} {gib}-GiB {strategy}"
-            columns = ("seconds", "ooms", "over", "reruns", "reserved_bytes")
-            found[case] = {name: told[name] for name in columns}
-    return found
-
-
-def _differences(stored: Mapping[str, Any], found: Mapping[str, Any]) -> Iterator[str]:
-    for case, now in found.items():
-        before = stored.get(case)
-        if before is None:
-            yield f"{case}: not stored"
-            continue
-        for name, value in now.items():
-            old = before.get(name)
-            if name == "is_exact":
-                continue  # told by itself
-            if name == "steps":
-                yield from _differing_steps(case, old, value)
-            elif name == "losses":
-                pairs = enumerate(zip(old, value, strict=False))
-                first = [i for i, (one, other) in pairs if one != other]
-                if first:
-                    yield f"{case}: the loss of step {first[0]} has other bits"
-            elif name == "seconds":
-                if abs(value / old - 1) > _LARGEST:
-                    yield f"{case}: {1e3 * old:.2f} → {1e3 * value:.2f} ms a step"
-            elif old != value:
+def _differences(case: str, before: Any, now: Mapping[str, Any]) -> Iterator[str]:
+    if before is None:
+        yield f"{case}: not stored"
+        return
+    for name, value in now.items():
+        old = before.get(name)
+        if name == "seconds":
+            if abs(value / old - 1) > _LARGEST:
+                yield f"{case}: {1e3 * old:.2f} → {1e3 * value:.2f} ms a step"
+        elif not isinstance(value, list):
+            if old != value and name != "is_exact":  # told by itself
                 yield f"{case}: {name} {old} → {value}"
+        elif differ := [
+            i
+            for i, both in enumerate(zip(old, value, strict=False))
+            if both[0] != both[1]
+        ]:
+            i, n = differ[0], f"{len(differ)} of {len(value)}"
+            yield f"{case}: {n} {name} differ, first {i}: {old[i]} → {value[i]}"
 
 
-def _differing_steps(case: str, old: list[Any], new: list[Any]) -> Iterator[str]:
-    pairs = enumerate(zip(old, new, strict=False))
-    differ = [i for i, (one, other) in pairs if one != other]
-    if differ:
-        i = differ[0]
-        yield (
-            f"{case}: {len(differ)} of {len(new)} steps differ, first {i}: "
-            f"{old[i]} → {new[i]}"
-        )
-
-
-def _say(text: str) -> None:
-    sys.stderr.write(text + "\n")
-    sys.stderr.flush()
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Run, compare and tell; return 1 where something differs or is not exact."""
-    parser = argparse.ArgumentParser(
-        prog="python -m benchmarks.reference",
-        description=(__doc__ or "").split("\n")[0],
-    )
-    add = parser.add_argument
-    add("--update", action="store_true", help="store what is found")
-    add("--models", nargs="*", default=list(_MODELS), choices=list(_MODELS))
-    add("--no-times", action="store_true", help="leave the hollow card out")
-    options = parser.parse_args(arguments)
+def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+    """Run, compare and tell."""
+    answer, found = Answer(), dict[str, Any]()
     stored = json.loads(_STORED.read_text("utf-8")) if _STORED.exists() else {}
-    found = _measured(stored, options.models)
-    if not options.no_times:
-        found |= _timed(list(_HOLLOW))
-    differences = list(_differences(stored, found))
-    wrong = [case for case, told in found.items() if not told.get("is_exact", True)]
-    over = sum(told.get("n_over", told.get("over", 0)) for told in found.values())
-    for line in (*differences, *(f"{case}: not the bare model's" for case in wrong)):
-        sys.stdout.write(line + "\n")
-    sys.stdout.write(
-        f"{len(found)} cases: {len(differences)} differences, {len(wrong)} not exact, "
-        f"{over} steps over their budget\n"
-    )
+    for case, told in _cases(stored, settings, options):
+        found[case] = told
+        differences = list(_differences(case, stored.get(case), told))
+        answer.notes.extend(differences)
+        line: common.Measured = {
+            "differences": len(differences),
+            "exact": told.get("is_exact"),
+            "over": told.get("n_over", told.get("over")),
+        }
+        row = {"case": case, **line, **settings.provenance()}
+        answer.add(case, [row], line, (), head="case")
+    rows = answer.rows
+    answer.bars = [
+        Bar("differences", 0 if options.update else len(answer.notes), 0),
+        Bar("cases that are not exact", sum(r["exact"] is False for r in rows), 0),
+        Bar("steps over their budget", sum(row["over"] or 0 for row in rows), 0),
+    ]
     if options.update:
-        lines = [
-            f"{json.dumps(k)}: {json.dumps(v)}" for k, v in (stored | found).items()
-        ]
+        lines = (
+            json.dumps({case: told})[1:-1] for case, told in (stored | found).items()
+        )
         _STORED.write_text("{\n" + ",\n".join(lines) + "\n}\n", "utf-8")
-    return int(bool(wrong) or (bool(differences) and not options.update))
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+    return answer
