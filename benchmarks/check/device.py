@@ -18,7 +18,7 @@ import torch
 
 from benchmarks.check import Line, at_most, equal, impossible, judged, told
 from benchmarks.check.training import DeviceLoop, scale_of
-from benchmarks.proofs.common import AMPLE_BYTES
+from benchmarks.proofs import common
 from benchmarks.proofs.numbers import MIB
 from benchmarks.sim.hollow import CARDS
 from mimose.bench.machine import version_of
@@ -226,7 +226,7 @@ def waits(device: torch.device) -> Iterator[Line]:
 
     most = max([waited(batch) for batch in batches * 2][_LENGTHS:])
     yield told("waits of a bare step", f"{most} at most")
-    with attach(training.model, AMPLE_BYTES) as session:
+    with attach(training.model, common.AMPLE_BYTES) as session:
         steps = [
             (waited(batch) - most, session.records[-1]) for batch in batches * _PASSES
         ]

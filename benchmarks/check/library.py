@@ -15,7 +15,7 @@ from benchmarks.check.training import (
     jumping,
     measure_headroom,
 )
-from benchmarks.proofs.common import AMPLE_BYTES
+from benchmarks.proofs import common
 from benchmarks.proofs.numbers import MIB, percent, quantile, worst
 from mimose.memory.wall import Wall, has_expandable_segments
 from mimose.records import StepRecord
@@ -36,7 +36,7 @@ _AMPLE_SHARE, _LEFT_SHARE = 1.2, 0.6
 def exactness(device: torch.device) -> Iterator[Line]:
     """Compare weights after some recomputing steps with dropout to the bare model's."""
     training = DeviceLoop(device, dtype=torch.bfloat16)
-    with attach(training.model, AMPLE_BYTES, planner="full") as session:
+    with attach(training.model, common.AMPLE_BYTES, planner="full") as session:
         list(training.train(training.scale.lengths[:1]))  # the first attention there is
         kept = len(session.summary().kept_units)
     yield equal("layers that could not be recomputed", 0, kept)
@@ -59,7 +59,7 @@ def _recomputed(
     lengths = torch.linspace(low, (low + high) // 2, _EXACT_STEPS).int()
     with contextlib.ExitStack() as undo:
         if not is_bare:
-            undo.enter_context(attach(own.model, AMPLE_BYTES, planner="full"))
+            undo.enter_context(attach(own.model, common.AMPLE_BYTES, planner="full"))
         list(own.train(lengths.tolist()))
     return own.weights()
 

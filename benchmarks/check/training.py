@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -37,32 +38,6 @@ def scale_of(device: torch.device) -> Scale:
     return Scale(16, 256, (64, 768))
 
 
-class Layer(nn.Module):
-    """Attention and two linear layers, each behind a norm and with a residual."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm, self.second_norm = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.queries_keys_values = nn.Linear(width, 3 * width)
-        self.out, self.dropout = nn.Linear(width, width), nn.Dropout(_DROPOUT)
-        self.wide, self.narrow = (
-            nn.Linear(width, 4 * width),
-            nn.Linear(4 * width, width),
-        )
-
-    def forward(self, states: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-        """Map (batch, length, width) to the same shape."""
-        together = self.queries_keys_values(self.norm(states))
-        together = together.unflatten(-1, (3, _HEADS, -1)).permute(2, 0, 3, 1, 4)
-        queries, keys, values = together
-        attend = functional.scaled_dot_product_attention
-        found = attend(queries, keys, values, attn_mask=mask, dropout_p=_DROPOUT)
-        states = states + self.dropout(self.out(found.transpose(1, 2).flatten(2)))
-        inner = functional.gelu(self.wide(self.second_norm(states)))
-        changed: torch.Tensor = self.dropout(self.narrow(inner))
-        return states + changed
-
-
 class Transformer(nn.Module):
     """Embeddings, layers, a classifier on the mean of the states."""
 
@@ -71,7 +46,11 @@ class Transformer(nn.Module):
         width = scale.width
         self.tokens = nn.Embedding(_VOCABULARY, width)
         self.places = nn.Embedding(scale.lengths[1], width)
-        self.layers = nn.ModuleList(Layer(width) for _ in range(_LAYERS))
+        kind = nn.TransformerEncoderLayer
+        how: Any = {"activation": "gelu", "batch_first": True, "norm_first": True}
+        self.layers = nn.ModuleList(
+            kind(width, _HEADS, 4 * width, _DROPOUT, **how) for _ in range(_LAYERS)
+        )
         self.classifier = nn.Linear(width, _CLASSES)
 
     def forward(
@@ -81,10 +60,10 @@ class Transformer(nn.Module):
         attention_mask: torch.Tensor | None = None,
     ) -> Output:
         """Map tokens to the loss of their classes; True in a mask is a token."""
-        mask = None if attention_mask is None else attention_mask[:, None, None, :]
+        is_padding = None if attention_mask is None else ~attention_mask
         states = self.tokens(input_ids) + self.places.weight[: input_ids.shape[1]]
         for layer in self.layers:
-            states = layer(states, mask)
+            states = layer(states, src_key_padding_mask=is_padding)
         classes = self.classifier(states.mean(1))
         return Output(loss=functional.cross_entropy(classes, labels))
 

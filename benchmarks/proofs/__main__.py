@@ -9,7 +9,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.proofs.common import Settings, publish
+from benchmarks.proofs import common
+from benchmarks.proofs.common import Settings
 from mimose import usage
 from mimose.bench.device import SIM, is_cpu, kind_of, need_device
 
@@ -59,7 +60,7 @@ def _ask(options: argparse.Namespace) -> int:
         out=options.out or _RESULTS / kind_of(device),
     )
     answer = proof.ask(settings, options)
-    publish(options.proof, answer, settings.out)
+    common.publish(options.proof, answer, settings.out)
     return int(not all(bar.holds for bar in answer.bars))
 
 

@@ -12,10 +12,9 @@ Differences are taken run by run; their 95% interval is Student's.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,7 +23,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks.proofs import common
-from benchmarks.proofs.common import AMPLE_BYTES, Answer, Bar, Measured, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from mimose.bench.child import RunFailedError
 from mimose.bench.zoo import Batch, builder
 from mimose.planners import everywhere
@@ -47,9 +46,9 @@ _IMAGES, _ASKED = 32, 128
 _RATE, _MOMENTUM, _DECAY, _WARM_UP = 0.05, 0.9, 5e-4, 0.2
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Train every arm, and compare the last epochs."""
-    answer, exact = Answer(), list[Measured]()
+    answer, exact = Answer(), list[Row]()
     for arm in _ARMS:
         task = {"arm": arm, "runs": options.runs, "epochs": options.epochs}
         rows = common.measured("accuracy", settings, **task)
@@ -61,7 +60,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     return answer
 
 
-def compare(own: Sequence[Measured], exact: Sequence[Measured]) -> dict[str, Any]:
+def compare(own: Sequence[Row], exact: Sequence[Row]) -> dict[str, Any]:
     """Compare an arm's last epochs with the bare model's, run by run, in points."""
     points, bare = (
         [100 * row["right"] / row["held_out"] for row in rows] for rows in (own, exact)
@@ -81,7 +80,7 @@ def compare(own: Sequence[Measured], exact: Sequence[Measured]) -> dict[str, Any
 # ------------------------------------------------------------------ in the child
 
 
-def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def work(task: Task) -> Rows:
     """Train an arm as often as asked, and tell of each epoch.
 
     Raises:
@@ -98,7 +97,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         model = _resnet().to(task["device"])
         with contextlib.ExitStack() as undo:
             if arm != EXACT:
-                session = attach(model, AMPLE_BYTES, units=is_layer, **how)
+                session = attach(model, common.AMPLE_BYTES, units=is_layer, **how)
                 undo.enter_context(session)
             for told in _epochs(model, seed, *load(run % _FOLDS), task["epochs"]):
                 yield {"arm": arm, "run": run, **told}
@@ -144,7 +143,7 @@ def _resized(digits: Batch, chosen: Any, side: int, device: torch.device) -> Bat
 
 def _epochs(
     model: nn.Module, seed: int, train: Batch, held_out: Batch, epochs: int
-) -> Iterator[dict[str, Any]]:
+) -> Rows:
     """Train, and tell after each epoch how many held-out digits are named correctly."""
     device = next(model.parameters()).device
     generator = torch.Generator().manual_seed(seed)

@@ -16,7 +16,6 @@ throughput changes with the batch is there anything to predict.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import itertools
 import math
@@ -30,16 +29,8 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from benchmarks.proofs.common import (
-    Answer,
-    Bar,
-    Measured,
-    Settings,
-    count,
-    progress,
-    said_by,
-    some,
-)
+from benchmarks.proofs import common
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from mimose.bench.advise.advice import Advice, advise_on
 from mimose.bench.advise.measure import Ladder, Run, begin
 from mimose.bench.advise.methods import METHODS, PLAIN
@@ -64,9 +55,9 @@ QUESTION = "Is what mimose advise says right?"
 OPTIONS = (
     ("--part", {"choices": ("bytes", "seconds"), "default": "seconds"}),
     ("--on", {"choices": ("sim", "cpu"), "default": "sim"}),
-    some("--cases", BUDGETS),
-    count("--minutes", 5, "that the advisor may take for a model"),
-    count("--rounds", 7, "of turns in which its answer is checked"),
+    common.some("--cases", BUDGETS),
+    common.count("--minutes", 5, "that the advisor may take for a model"),
+    common.count("--rounds", 7, "of turns in which its answer is checked"),
 )
 _MEMORY, _SECONDS, _CHOICE, _CASES = 0.99, 0.97, 0.05, 6
 _METHODS = ("full", "every-2", "selective", "mimose", "accumulate")
@@ -80,9 +71,9 @@ _LEAST_CEILING = 0.98
 """Noise that leaves less to a prediction says nothing of it."""
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Ask about each model."""
-    rows: list[Measured] = []
+    rows: list[Row] = []
     for name in options.cases:
         part = _bytes if options.part == "bytes" else _seconds
         for found in part(name, settings, options):
@@ -96,7 +87,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
 # ------------------------------------------------------------------ measuring
 
 
-def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def work(task: Task) -> Rows:
     """Yield a method's bytes at the batches of the task."""
     training, _ = begin(task["question"], task["method"])
     meter = step_meter(training.device)
@@ -107,20 +98,20 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     yield {"held": {each.batch: each.peak_bytes for each in ladder.found}}
 
 
-def _bytes(
-    name: str, settings: Settings, options: argparse.Namespace
-) -> Iterator[dict[str, Any]]:
-    """Fit each method's memory to some batches, and predict others."""
+def _bytes(name: str, settings: Settings, options: Options) -> Rows:
+    """Fit each method's memory to common.some batches, and predict others."""
     question = asdict(_question(name, "2GiB", settings, options))
     for method in METHODS.values():
         if method.plans or method.name == "sdpa":  # plain training's own line
             continue
-        progress(f"{name}: bytes of {method.name}")
+        common.progress(f"{name}: bytes of {method.name}")
         fitting, others = (
             [method.parts * batch for batch in each] for each in (_FITTED, _HELD_OUT)
         )
         task = {"device": "sim", "method": method.name, "question": question}
-        told = said_by("advise", settings, batches=sorted(fitting + others), **task)
+        told = common.said_by(
+            "advise", settings, batches=sorted(fitting + others), **task
+        )
         held = {int(batch): n for each in told for batch, n in each["held"].items()}
         fitted = fit_series(fitting, [held[batch] for batch in fitting])
         predicted = np.array([fitted.predict(batch) for batch in others])
@@ -133,9 +124,7 @@ def _bytes(
         }
 
 
-def _seconds(
-    name: str, settings: Settings, options: argparse.Namespace
-) -> Iterator[dict[str, Any]]:
+def _seconds(name: str, settings: Settings, options: Options) -> Rows:
     """Ask the advisor, then run what it has said."""
     for index, budget in enumerate(BUDGETS[name][options.on]):
         question = _question(name, budget, settings, options)
@@ -158,12 +147,10 @@ def _seconds(
 
 
 def _told_of(name: str) -> Callable[[str, float], None]:
-    return lambda what, _: progress(f"{name}: {what}")
+    return lambda what, _: common.progress(f"{name}: {what}")
 
 
-def _question(
-    name: str, budget: str, settings: Settings, options: argparse.Namespace
-) -> Question:
+def _question(name: str, budget: str, settings: Settings, options: Options) -> Question:
     told: dict[str, Any] = {"budget": budget, "methods": _METHODS}
     told |= {"minutes": float(options.minutes)}
     told |= {"device": "sim" if options.part == "bytes" else options.on}
@@ -182,7 +169,7 @@ def _between(timed: Sequence[float], parts: int) -> Iterator[int]:
 _Timed = Mapping[str, Mapping[int, Sequence[float]]]
 
 
-def _held_out(advice: Advice, timed: _Timed) -> Iterator[dict[str, Any]]:
+def _held_out(advice: Advice, timed: _Timed) -> Rows:
     """Compare throughput at batches that were not fitted, at the pace of the fits."""
     for name, model in advice.models.items():
         batches = [] if METHODS[name].plans else [*_between(model.sizes, model.parts)]
@@ -213,7 +200,7 @@ def _noise_ceiling(rates: NDArray[np.float64]) -> float:
     return r2_score(other, one)
 
 
-def _judged(advice: Advice, timed: _Timed, budget: str) -> Iterator[dict[str, Any]]:
+def _judged(advice: Advice, timed: _Timed, budget: str) -> Rows:
     """Yield each verdict, and the recommended method, beside what was measured."""
 
     def rates(name: str) -> list[float]:
@@ -248,7 +235,7 @@ def _judged(advice: Advice, timed: _Timed, budget: str) -> Iterator[dict[str, An
 # ------------------------------------------------------------------ telling
 
 
-def judge(rows: Sequence[Measured], part: str) -> Iterator[Bar]:
+def judge(rows: Sequence[Row], part: str) -> Iterator[Bar]:
     """Hold rows to their bars."""
     if part == "bytes":
         known = [row["r2"] for row in rows if not row["refused"]]

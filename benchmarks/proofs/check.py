@@ -11,16 +11,15 @@ group with it.
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import asdict
-from typing import Any
 
 import torch
 
 from benchmarks.check import GROUPS, MISSED, Line, impossible, judged, run_group
-from benchmarks.proofs.common import Answer, Bar, Settings, progress, some
+from benchmarks.proofs import common
+from benchmarks.proofs.common import Answer, Bar, Options, Rows, Settings, Task
 from mimose.bench.child import RunFailedError, run_child
 from mimose.exceptions import first_line
 from mimose.usage import positive
@@ -30,14 +29,14 @@ NEEDS = ()
 OPTIONS = (
     ("--device", {"default": "cuda", "help": "cuda, or sim to try it"}),
     ("--limit-seconds", {"type": positive, "default": 540.0, "help": "in all"}),
-    some("--groups", GROUPS),
+    common.some("--groups", GROUPS),
 )
 
 _LEAST_SECONDS = 5.0
 """With less than this left no group is begun."""
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Run every group, and keep each line as it comes."""
     ends = time.monotonic() + options.limit_seconds
     answer = Answer(is_text=True, path=settings.out / "check.csv")
@@ -48,7 +47,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
             seconds = round(time.monotonic() - began, 1)  # the process's begin included
             row = {"group": group, **told, "seconds": seconds, **settings.provenance()}
             answer.add(group, [row], told, (), head="group")
-            progress(f"{line.what}: {line.seen}: {line.verdict}")
+            common.progress(f"{line.what}: {line.seen}: {line.verdict}")
     missed = sum(line["verdict"] == MISSED for line in answer.table)
     answer.bars.append(Bar(f"lines missed of {len(answer.rows)}", missed, at_most=0))
     return answer
@@ -73,7 +72,7 @@ def lines_of(settings: Settings, name: str, left_seconds: float) -> Iterator[Lin
 # ------------------------------------------------------------------ in the child
 
 
-def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def work(task: Task) -> Rows:
     """Run one group."""
     device = torch.empty(0, device=task["device"]).device  # its index is told
     for line in run_group(task["group"], device):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import ast
 import csv
 import json
@@ -13,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mimose.bench.child import run_child
-from mimose.bench.rows import Row, RunSettings
+from mimose.bench.rows import Row as Provenance
+from mimose.bench.rows import RunSettings
 from mimose.usage import at_least_one
 
 if TYPE_CHECKING:
@@ -23,8 +25,14 @@ AMPLE_BYTES = 2**40
 """A budget that is never used up."""
 _TOLD_EVERY = 100
 
-Measured: TypeAlias = dict[str, Any]
-"""A row: what was measured by name, then where and with what, as `Row` says."""
+Row: TypeAlias = dict[str, Any]
+"""A row: what was measured by name, then where and with what, as `Provenance` says."""
+Task: TypeAlias = Mapping[str, Any]
+"""What a child is given: the settings, and what a proof adds."""
+Rows: TypeAlias = Iterator[Mapping[str, Any]]
+"""What a child's ``work`` yields."""
+Options: TypeAlias = argparse.Namespace
+"""What a proof was asked with, by its `OPTIONS`."""
 Option: TypeAlias = tuple[str, dict[str, Any]]
 """Of a command line: its name, and how argparse is to read it."""
 
@@ -72,9 +80,9 @@ def said_by(proof: str, settings: Settings, /, **task: Any) -> Iterator[dict[str
     return run_child(f"{__package__}.{proof}", whole, settings.threads)
 
 
-def measured(proof: str, settings: Settings, /, **task: Any) -> list[Measured]:
+def measured(proof: str, settings: Settings, /, **task: Any) -> list[Row]:
     """Return what `said_by` yields as rows; tell who waits of every hundredth."""
-    rows: list[Measured] = []
+    rows: list[Row] = []
     for said in said_by(proof, settings, **task):
         rows.append({**said, **settings.provenance()})
         if len(rows) % _TOLD_EVERY == 0:
@@ -134,7 +142,7 @@ class Bar:
 class Answer:
     """What a proof found."""
 
-    rows: list[Measured] = field(default_factory=list)
+    rows: list[Row] = field(default_factory=list)
     """All that was measured."""
     table: list[Mapping[str, object]] = field(default_factory=list)
     """The rows in short, for people and for the JSON line."""
@@ -152,7 +160,7 @@ class Answer:
     def add(
         self,
         name: str,
-        rows: Iterable[Measured],
+        rows: Iterable[Row],
         line: Mapping[str, object],
         bars: Iterable[Bar],
         *,
@@ -175,7 +183,7 @@ def ask_each(
     proof: str,
     settings: Settings,
     names: Iterable[str],
-    judge: Callable[[list[Measured]], Verdict],
+    judge: Callable[[list[Row]], Verdict],
     /,
     head: str = "model",
     **task: Any,
@@ -212,7 +220,7 @@ def publish(name: str, answer: Answer, folder: Path) -> None:
     sys.stdout.write("\n".join([*lines, json.dumps(document)]) + "\n")
 
 
-def read(path: Path) -> list[Measured]:
+def read(path: Path) -> list[Row]:
     """Return the rows of a CSV file that `write` made."""
     with path.open(newline="", encoding="utf-8") as file:
         return [
@@ -229,9 +237,9 @@ def _value(text: str) -> object:
         return text
 
 
-def write(path: Path, rows: Sequence[Measured]) -> None:
+def write(path: Path, rows: Sequence[Row]) -> None:
     """Write rows as CSV: what was measured first, where it was measured last."""
-    where = [column.name for column in fields(Row)]
+    where = [column.name for column in fields(Provenance)]
     names = dict.fromkeys(name for row in rows for name in row if name not in where)
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:

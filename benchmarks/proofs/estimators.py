@@ -10,10 +10,8 @@ device. The first sixteen shapes are fitted, the others predicted.
 
 from __future__ import annotations
 
-import argparse
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from sklearn.dummy import DummyRegressor
@@ -25,7 +23,7 @@ from sklearn.svm import SVR
 from sklearn.tree import DecisionTreeRegressor
 
 from benchmarks.proofs import common
-from benchmarks.proofs.common import Answer, Bar, Measured, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import ModelSpec, by_name, names_of
 from benchmarks.proofs.numbers import percent, quantile
@@ -52,10 +50,10 @@ _FITTED = 16
 _BAR = 1e-6
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Train every model, and judge the estimators by all of its layers."""
     names = names_of(_SPECS, settings.models)
-    rows: list[Measured] = []
+    rows: list[Row] = []
     for name in names:
         task = {"model": name, "steps": options.steps}
         rows += common.measured("estimators", settings, **task)
@@ -76,7 +74,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     return answer
 
 
-def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def work(task: Task) -> Rows:
     """Train one model, then fit what its layers held."""
     spec = _SPECS[task["model"]]
     loop = Loop(spec.build(task["seed"], task["device"]))
@@ -99,7 +97,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 def compared(
     samples: Sequence[tuple[Sequence[int], Sequence[float]]],
-) -> Iterator[dict[str, Any]]:
+) -> Rows:
     """Fit the first samples by each estimator; yield its error at each of the others.
 
     Args:

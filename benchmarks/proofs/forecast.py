@@ -10,18 +10,15 @@ of a step.
 
 from __future__ import annotations
 
-import argparse
 import random
 import statistics
 import time
-from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 
 import mimose
 from benchmarks.proofs import common
-from benchmarks.proofs.common import Answer, Settings
+from benchmarks.proofs.common import Answer, Options, Rows, Settings, Task
 from benchmarks.proofs.numbers import percent, quantile
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import BUDGET, GIB, build
@@ -42,7 +39,7 @@ _UNKNOWN, _FIRST = 8, 24
 them rows are drawn."""
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Train every workload, and judge nothing: how near is near enough is not said."""
     answer = Answer(path=settings.out / "forecast.csv")
     for name in options.workloads:
@@ -62,7 +59,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     return answer
 
 
-def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def work(task: Task) -> Rows:
     """Train a workload; yield the columns that are measured.
 
     Args:

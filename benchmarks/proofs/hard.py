@@ -10,10 +10,9 @@ compared with its prediction as `prediction` does for plain loops.
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from benchmarks.proofs import common, prediction
-from benchmarks.proofs.common import Answer, Bar, Measured, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import ModelSpec
 from benchmarks.proofs.numbers import worst
@@ -32,7 +31,7 @@ NEEDS = (("dev", ("peft", "transformers")),)
 _ERROR_BAR = 0.02
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Train every case, and judge its steps."""
     pairs, own = options.pairs, functools.partial(judge, options.pairs)
     return common.ask_each(
@@ -40,7 +39,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     )
 
 
-def judge(pairs: int, rows: Sequence[Measured]) -> common.Verdict:
+def judge(pairs: int, rows: Sequence[Row]) -> common.Verdict:
     """Judge the steps of a case: the worst has a bar."""
     line, (enough, *_) = prediction.judge(pairs, (math.inf, math.inf), rows)
     error = worst(abs(row["error"]) for row in rows if row["counts"])
@@ -120,7 +119,7 @@ OPTIONS = (
 )
 
 
-def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def work(task: Task) -> Rows:
     """Train one case until enough pairs are there."""
     spec, make = _CASES[task["case"]]
     loop, least = make(spec.build(task["seed"])), prediction._LEAST_GROWTH_BYTES

@@ -13,7 +13,6 @@ CPU, one thread, every plan and plain training take turns, in the processor's ti
 
 from __future__ import annotations
 
-import argparse
 import collections
 import itertools
 import time
@@ -27,7 +26,8 @@ import torch
 from torch import nn
 
 from benchmarks import convnets
-from benchmarks.proofs.common import AMPLE_BYTES, Answer, Bar, Measured, Settings, count
+from benchmarks.proofs import common
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from benchmarks.proofs.models import names_of
 from benchmarks.proofs.playback import Playback, Trained, by_turns, overhead
 from mimose.bench.child import run_child
@@ -48,7 +48,10 @@ from mimose.runtime import engine
 from mimose.session import Session, attach
 
 QUESTION = "What does a third of the activation memory cost, beside MONeT's figures?"
-OPTIONS = count("--rounds", 9, "of timing"), count("--learn", 24, "steps to learn")
+OPTIONS = (
+    common.count("--rounds", 9, "of timing"),
+    common.count("--learn", 24, "steps to learn"),
+)
 
 _SHARES = (1 / 2, 1 / 3)
 """Of plain training's growth, that are planned for."""
@@ -97,7 +100,7 @@ def published(model: str, share: float) -> tuple[float, float] | None:
 # ------------------------------------------------------------------ the question
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Learn, plan, measure and compare, model by model."""
     answer = Answer()
     for model in names_of(_CASES, settings.models):
@@ -108,12 +111,10 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     return answer
 
 
-def _rows(
-    settings: Settings, options: argparse.Namespace, model: str
-) -> Iterator[Measured]:
+def _rows(settings: Settings, options: Options, model: str) -> Iterator[Row]:
     """Yield a row for each plan: how large a step was, and how long it took."""
 
-    def run(device: str, **more: Any) -> list[Measured]:
+    def run(device: str, **more: Any) -> list[Row]:
         task = {"model": model, "seed": settings.seed, "device": device, **more}
         return [*run_child(__name__, task, settings.threads, environment=HEAP_IS_KEPT)]
 
@@ -128,7 +129,7 @@ def _rows(
         }
 
 
-def line_of(row: Measured) -> dict[str, object]:
+def line_of(row: Row) -> dict[str, object]:
     """Return a line of the table, as the documentation has it."""
     share = row["growth_bytes"] / row["plain_growth_bytes"]
     theirs = "none"
@@ -146,7 +147,7 @@ def line_of(row: Measured) -> dict[str, object]:
     }
 
 
-def judge(rows: Sequence[Measured]) -> Bar:
+def judge(rows: Sequence[Row]) -> Bar:
     """Judge all rows; a transformer is held to the most of MONeT's models."""
     good = 0
     for row in rows:
@@ -204,7 +205,7 @@ def _batch(model: str, seed: int) -> Batch:
 # ------------------------------------------------------------------ the children
 
 
-def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def work(task: Task) -> Rows:
     """Plan and read bytes, or, where plans are told, time them."""
     trained, playback = _made(task), Playback()
     batch = moved(_batch(task["model"], task["seed"]), task["device"])
@@ -249,18 +250,16 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         yield measured({**everything, "target": "recompute all"})
 
 
-def _made(task: Mapping[str, Any]) -> Trained:
+def _made(task: Task) -> Trained:
     torch.manual_seed(task["seed"])
     model = _CASES[task["model"]].build().to(task["device"])
     return Trained(model)
 
 
-def _attached(
-    trained: Trained, task: Mapping[str, Any], planner: str | Planner
-) -> Session:
+def _attached(trained: Trained, task: Task, planner: str | Planner) -> Session:
     return attach(
         trained.model,
-        AMPLE_BYTES,
+        common.AMPLE_BYTES,
         layers=_CASES[task["model"]].layers,
         actions=FINE_MENU.names,
         planner=planner,

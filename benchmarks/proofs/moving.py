@@ -17,16 +17,15 @@ times what the longest batch takes at the least.
 
 from __future__ import annotations
 
-import argparse
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
 
 from benchmarks.proofs import common
-from benchmarks.proofs.common import Answer, Bar, Measured, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import ModelSpec, by_name, names_of
 from benchmarks.proofs.numbers import mebibytes, percent, quantile
@@ -53,7 +52,7 @@ _EVERY, _N_BUDGETS, _LOWEST = 5, 6, 1.3
 _SETTLED, _MOVED, _SHARE_BAR = 100, 0.01, 0.01
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Train every model while its budget moves."""
     answer = Answer()
     for name in names_of(_SPECS, settings.models):
@@ -64,7 +63,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     return answer
 
 
-def judge(rows: Sequence[Measured], steps: int) -> common.Verdict:
+def judge(rows: Sequence[Row], steps: int) -> common.Verdict:
     """Judge the steps of a model."""
     budgets = [row["budget_bytes"] for row in rows]
     moves = sum(row["has_moved"] for row in rows)
@@ -117,7 +116,7 @@ class _Loop(Loop):
         run() if self.session is None else self.session.step(run)
 
 
-def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def work(task: Task) -> Rows:
     """Do one part: ``"probe"`` or ``"train"``."""
     if kind_of(task["device"]) == SIM:
         device = torch.get_device_module(SIM)

@@ -15,7 +15,6 @@ compared with the bare model's, dropout drawing the same.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,7 +24,7 @@ import torch
 from torch import nn
 
 from benchmarks.proofs import common
-from benchmarks.proofs.common import AMPLE_BYTES, Answer, Bar, Measured, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from benchmarks.proofs.models import names_of
 from mimose.bench.step_meter import DeviceStepMeter
 from mimose.bench.zoo import builder, moved
@@ -49,7 +48,7 @@ _BARS: Mapping[str, tuple[str, str, float]] = {
 _ERROR_BAR = 0.01
 
 
-def ask(settings: Settings, _: argparse.Namespace) -> Answer:
+def ask(settings: Settings, _: Options) -> Answer:
     """Run every model under every action."""
     answer = Answer()
     for name in names_of(_CASES, settings.models):
@@ -60,7 +59,7 @@ def ask(settings: Settings, _: argparse.Namespace) -> Answer:
     return answer
 
 
-def _line(bare: Measured, row: Measured) -> dict[str, object]:
+def _line(bare: Row, row: Row) -> dict[str, object]:
     return {
         "model": row["model"],
         "action": row["action"] or "(bare)",
@@ -70,11 +69,11 @@ def _line(bare: Measured, row: Measured) -> dict[str, object]:
     }
 
 
-def _less(bare: Measured, row: Measured, which: str) -> float:
+def _less(bare: Row, row: Row, which: str) -> float:
     return float(1 - row[f"{which}_bytes"] / bare[f"{which}_bytes"])
 
 
-def _judge(name: str, at: Mapping[str, Measured]) -> Iterator[Bar]:
+def _judge(name: str, at: Mapping[str, Row]) -> Iterator[Bar]:
     wrong = sum(not at[action]["is_exact"] for action in _EXACT)
     yield Bar(f"{name}: exact actions that are not", wrong, 0)
     action, which, bar = _BARS[name]
@@ -134,7 +133,7 @@ class _Ran(NamedTuple):
     """The loss, and the weights' gradients, on the CPU."""
 
 
-def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def work(task: Task) -> Rows:
     """Run one model bare and under each action."""
     bare: _Ran | None = None
     with torch.autograd.set_multithreading_enabled(False):
@@ -162,7 +161,7 @@ def _run(case: Any, action: str, place: torch.device) -> _Ran:
         planner = everywhere(action)
         chosen = whole if action in _LOSSY else layers
         session = attach(
-            model, AMPLE_BYTES, layers=chosen, actions=menu, planner=planner
+            model, common.AMPLE_BYTES, layers=chosen, actions=menu, planner=planner
         )
     for _ in range(_STEPS):
         always = _begin(model, batch)

@@ -16,7 +16,6 @@ with both ends, are fitted, and the others predicted.
 
 from __future__ import annotations
 
-import argparse
 import csv
 import itertools
 import statistics
@@ -27,8 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.proofs.common import Answer, Bar, Settings
-from benchmarks.proofs.common import Measured as Row
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Settings
 from benchmarks.proofs.numbers import percent
 from mimose.predictors import MethodModel, Series, compare, fit_series, p_point, p_score
 from mimose.predictors.throughput import MEMORY_TOLERANCE, TOLERANCE, r2_score
@@ -48,7 +46,7 @@ _R2_BAR, _ERROR_BAR = 0.98, 0.01
 # ------------------------------------------------------------------ published
 
 
-class Measured(NamedTuple):
+class Published(NamedTuple):
     """One model under one method."""
 
     model: str
@@ -80,7 +78,7 @@ def _lines_of(name: str) -> Iterator[dict[str, str]]:
         yield from csv.DictReader(file)
 
 
-def _measured(model: str, method: str, unit: str, *told: str) -> Measured:
+def _measured(model: str, method: str, unit: str, *told: str) -> Published:
     memory, fixed, cost, fixed_cost, most_batch, most_throughput = map(float, told)
     size, milli = UNITS[unit], UNITS["ms"]
     fitted = MethodModel(
@@ -89,7 +87,7 @@ def _measured(model: str, method: str, unit: str, *told: str) -> Measured:
         seconds=Series.line(milli * cost, milli * fixed_cost),
     )
     most = int(most_batch), most_throughput
-    return Measured(model, method, fitted, _MEMORY * size, *most)
+    return Published(model, method, fitted, _MEMORY * size, *most)
 
 
 def _points(key: tuple[str, str, str], lines: Iterator[Mapping[str, str]]) -> Points:
@@ -108,7 +106,7 @@ SERIES = [
 ]
 
 
-def pairs() -> list[tuple[Measured, Measured]]:
+def pairs() -> list[tuple[Published, Published]]:
     """Return every method, after the plain row of its model."""
     plain = {row.model: row for row in ROWS if row.method == "plain"}
     return [(plain[row.model], row) for row in ROWS if row.method != "plain"]
@@ -117,7 +115,7 @@ def pairs() -> list[tuple[Measured, Measured]]:
 # ------------------------------------------------------------------ the question
 
 
-def ask(settings: Settings, _: argparse.Namespace) -> Answer:
+def ask(settings: Settings, _: Options) -> Answer:
     """Predict and compare; nothing is run."""
     methods = [{**_method(*pair), **settings.provenance()} for pair in pairs()]
     series = [{**_series(points), **settings.provenance()} for points in SERIES]
@@ -129,7 +127,7 @@ def ask(settings: Settings, _: argparse.Namespace) -> Answer:
     )
 
 
-def _method(plain: Measured, mine: Measured) -> Mapping[str, Any]:
+def _method(plain: Published, mine: Published) -> Mapping[str, Any]:
     """Compare a method's best throughput within the memory with plain training's."""
     verdict = compare(plain.fitted, mine.fitted, plain.memory_bytes)
     score = p_score(plain.fitted, mine.fitted)

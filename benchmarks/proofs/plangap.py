@@ -12,17 +12,16 @@ are of the CPU, so that other work on the machine says little.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
 from benchmarks.problems import KINDS, draw_problem, with_budget
 from benchmarks.proofs import common
-from benchmarks.proofs.common import Answer, Bar, Measured, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from benchmarks.proofs.numbers import mean, percent, quantile, worst
 from mimose.planners import Optimal, Plan, PlanningProblem, Search, make_planner
 
@@ -39,7 +38,7 @@ _ROUNDS = 3
 _MEAN_BAR, _WORST_BAR, _MILLI_BAR = 0.005, 0.03, 5.0
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Plan every problem, and judge gaps and times."""
     answer, task = Answer(), {"problems": options.problems}
     for part in ("drawn", *(f"{n} calls, {k} actions" for n, k in _SIZES)):
@@ -49,7 +48,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     return answer
 
 
-def judge(rows: Sequence[Measured], *, is_timed: bool = False) -> common.Verdict:
+def judge(rows: Sequence[Row], *, is_timed: bool = False) -> common.Verdict:
     """Judge gaps, of those that were compared, and the median time if asked to."""
     gaps = [row["gap"] for row in rows if row["gap"] is not None]
     millis = [1e3 * row["seconds"] for row in rows]
@@ -74,7 +73,7 @@ def judge(rows: Sequence[Measured], *, is_timed: bool = False) -> common.Verdict
 # ------------------------------------------------------------------ in the child
 
 
-def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def work(task: Task) -> Rows:
     """Plan drawn problems, or large ones without the optimum."""
     part = task["part"]
     of: tuple[int, ...] = (task["problems"],)

@@ -14,20 +14,18 @@ exact: there growths from 16 MiB up count, batches are a third, and bars are clo
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from benchmarks.proofs import common
-from benchmarks.proofs.common import Answer, Bar, Measured, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import ModelSpec, Sizes, by_name, names_of
 from benchmarks.proofs.numbers import MIB, mebibytes, percent, quantile, worst
@@ -106,7 +104,7 @@ class Alternating:
         return np.array(chosen, dtype=np.intp)
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Train every model, and judge its errors."""
     menu = "all" if options.all else "selective" if options.fine else "whole"
     usual = _BARS if is_cpu(settings.device) else _DEVICE_BARS
@@ -123,9 +121,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     return answer
 
 
-def judge(
-    pairs: int, bars: tuple[float, float], rows: Sequence[Measured]
-) -> common.Verdict:
+def judge(pairs: int, bars: tuple[float, float], rows: Sequence[Row]) -> common.Verdict:
     """Judge a model's errors, of steps that grew by enough to be judged."""
     counted = [row for row in rows if row["counts"]]
     errors = [abs(row["error"]) for row in counted]
@@ -152,7 +148,7 @@ def judge(
 # ------------------------------------------------------------------ in the child
 
 
-def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def work(task: Task) -> Rows:
     """Train one model until enough pairs are there."""
     spec, least = _SPECS[task["model"]], _LEAST_GROWTH_BYTES
     if not is_cpu(task["device"]):
@@ -164,9 +160,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield {"model": spec.model, "menu": task["menu"], **row}
 
 
-def predicted(
-    loop: Loop, spec: ModelSpec, task: Mapping[str, Any], least: int
-) -> Iterator[dict[str, Any]]:
+def predicted(loop: Loop, spec: ModelSpec, task: Task, least: int) -> Rows:
     """Train a loop on unseen shapes, and yield its predicted steps.
 
     Args:

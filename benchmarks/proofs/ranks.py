@@ -21,11 +21,10 @@ both begin at the same time.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ import torch
 from torch import nn
 
 from benchmarks.proofs import common
-from benchmarks.proofs.common import Answer, Bar, Measured, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from benchmarks.proofs.numbers import MIB, percent
 from mimose.bench.child import run_child
 from mimose.session import Session, attach
@@ -63,14 +62,14 @@ _MOST_RISE_MIB = 2
 """Of what is held between steps, in all hundreds of steps behind the first."""
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Train on all ranks at once; a rank that hangs is ended, which is an error."""
     limit = _SECONDS_TO_START + _SECONDS_A_STEP * options.steps
     with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
         store = str(Path(folder) / "store")
         task = {"seed": settings.seed, "steps": options.steps, "store": store}
 
-        def told(rank: int) -> list[Measured]:
+        def told(rank: int) -> list[Row]:
             own = {**task, "rank": rank}
             child = run_child(__name__, own, _THREADS, limit_seconds=limit)
             return [{**said, **settings.provenance()} for said in child]
@@ -83,7 +82,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     return answer
 
 
-def judge(rows: Sequence[Measured], steps: int) -> common.Verdict:
+def judge(rows: Sequence[Row], steps: int) -> common.Verdict:
     """Judge one rank's hundreds of steps; shares of a step are medians of the rows."""
     n_steps = sum(row["steps"] for row in rows)
     planned = sum(row["planned"] for row in rows) / max(1, n_steps)
@@ -134,7 +133,7 @@ class Half(nn.Module):
         return output
 
 
-def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def work(task: Task) -> Rows:
     """Train as one of the ranks."""
     from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh

@@ -13,7 +13,6 @@ and named in the commit, or a fault.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import itertools
 import json
@@ -27,7 +26,7 @@ from torch import nn
 
 import mimose
 from benchmarks.proofs import common
-from benchmarks.proofs.common import Answer, Bar, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Rows, Settings, Task
 from benchmarks.proofs.models import names_of
 from mimose.bench.device import SIM
 from mimose.bench.zoo import ZOO, builder, moved
@@ -179,7 +178,7 @@ def _short(actions: tuple[str, ...]) -> str:
     return ", ".join(f"{n} {action}" if n > 1 else action for action, n in runs)
 
 
-def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def work(task: Task) -> Rows:
     """Train one small model in all ways.
 
     Args:
@@ -222,7 +221,7 @@ def _equal(one: torch.Tensor | None, other: torch.Tensor | None) -> bool:
 
 
 def _cases(
-    stored: Mapping[str, Any], settings: Settings, options: argparse.Namespace
+    stored: Mapping[str, Any], settings: Settings, options: Options
 ) -> Iterator[tuple[str, dict[str, Any]]]:
     """Yield what is found of each case, small models first."""
     for name in names_of(_MODELS, settings.models):
@@ -262,7 +261,7 @@ def _differences(case: str, before: Any, now: Mapping[str, Any]) -> Iterator[str
             yield f"{case}: {n} {name} differ, first {i}: {old[i]} → {value[i]}"
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Run, compare and tell."""
     answer, found = Answer(), dict[str, Any]()
     stored = json.loads(_STORED.read_text("utf-8")) if _STORED.exists() else {}
@@ -270,7 +269,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
         found[case] = told
         differences = list(_differences(case, stored.get(case), told))
         answer.notes.extend(differences)
-        line: common.Measured = {
+        line: common.Row = {
             "differences": len(differences),
             "exact": told.get("is_exact"),
             "over": told.get("n_over", told.get("over")),

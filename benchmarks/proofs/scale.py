@@ -11,13 +11,12 @@ the card's, in the mean of the steps after the tenth.
 
 from __future__ import annotations
 
-import argparse
 import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from benchmarks.proofs import common
-from benchmarks.proofs.common import Answer, Bar, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Settings
 from benchmarks.proofs.numbers import percent
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import STRATEGIES, work
@@ -43,14 +42,14 @@ _OURS = "whole", "fine"
 _PLACE = "workload", "gib", "expandable"
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Run what is asked for; each row is kept as it comes."""
     path = settings.out / "scale.csv"
     answer = Answer(path=path)
     if options.resume and path.exists():
         answer.rows.extend(common.read(path))
     known = list(answer.rows)
-    rows: list[common.Measured] = []
+    rows: list[common.Row] = []
     base: dict[tuple[object, ...], float | None] = {}
     for place, strategy in _runs(options):
         if any((place | strategy).items() <= row.items() for row in known):
@@ -73,7 +72,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     return answer
 
 
-def _runs(options: argparse.Namespace) -> Iterator[tuple[dict[str, Any], ...]]:
+def _runs(options: Options) -> Iterator[tuple[dict[str, Any], ...]]:
     for workload in options.workloads:
         sizes = options.gib or WORKLOADS[workload].cards
         for place in itertools.product(sizes, _ALLOCATORS[options.expandable]):
@@ -82,9 +81,7 @@ def _runs(options: argparse.Namespace) -> Iterator[tuple[dict[str, Any], ...]]:
                 yield where, {"strategy": strategy}
 
 
-def _run(
-    settings: Settings, options: argparse.Namespace, **where: Any
-) -> common.Measured:
+def _run(settings: Settings, options: Options, **where: Any) -> common.Row:
     is_hollow = kind_of(settings.device) == SIM
     where["card"] = options.card if is_hollow else "itself"
     task = {**where, "is_expandable": where["expandable"], "steps": options.steps}

@@ -19,11 +19,10 @@ recomputed: the budget leaves at least 15% over the latter there.
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +30,7 @@ import numpy as np
 import torch
 
 from benchmarks.proofs import common
-from benchmarks.proofs.common import Answer, Bar, Measured, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import ModelSpec, Sizes, by_name, names_of, volume
 from benchmarks.proofs.numbers import mean, mebibytes, percent, quantile
@@ -87,7 +86,7 @@ _RECORDED = (
 )
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Train every model, and judge its steps."""
     answer = Answer()
     for name in names_of(_SPECS, settings.models):
@@ -106,7 +105,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     return answer
 
 
-def _plain_under_limit(settings: Settings, task: Mapping[str, Any]) -> str:
+def _plain_under_limit(settings: Settings, task: Task) -> str:
     taken = 0
     try:
         for _ in common.said_by("soak", settings, part="plain", **task):
@@ -116,7 +115,7 @@ def _plain_under_limit(settings: Settings, task: Mapping[str, Any]) -> str:
     return "plain training finished under the limit as well"
 
 
-def judge(rows: Sequence[Measured], steps: int, device: str) -> common.Verdict:
+def judge(rows: Sequence[Row], steps: int, device: str) -> common.Verdict:
     """Judge one model's steps."""
     margin_bar = _MARGIN_BAR if is_cpu(device) else _DEVICE_MARGIN_BAR
     margin = rows[-1]["margin"] if rows else None
@@ -156,7 +155,7 @@ def judge(rows: Sequence[Measured], steps: int, device: str) -> common.Verdict:
 # ------------------------------------------------------------------ in the child
 
 
-def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def work(task: Task) -> Rows:
     """Do one part: ``"probe"``, ``"train"`` or ``"plain"``."""
     yield from getattr(_Run(task), task["part"])()
 
@@ -164,7 +163,7 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 class _Run:
     """A model, the shapes it is trained on, and the loop."""
 
-    def __init__(self, task: Mapping[str, Any]) -> None:
+    def __init__(self, task: Task) -> None:
         self._task, self._is_cpu = task, is_cpu(task["device"])
         spec = _SPECS[task["model"]]
         if not self._is_cpu:
@@ -183,7 +182,7 @@ class _Run:
         self._loop = Loop(spec.build(task["seed"], task["device"]), window=window)
         self._base_bytes = self._loop.warm_up(self._batch(spec.shortest()))
 
-    def probe(self) -> Iterator[Mapping[str, Any]]:
+    def probe(self) -> Rows:
         """Find what the budget leaves over the model, its optimizer and what drifts.
 
         Raises:
@@ -212,7 +211,7 @@ class _Run:
             "volume": self._volume(middle),
         }
 
-    def plain(self) -> Iterator[Mapping[str, Any]]:
+    def plain(self) -> Rows:
         """Train without the library under a limit, the allocator's or the system's."""
         meter, budget_bytes = self._loop.meter, self._budget_bytes()
         with contextlib.ExitStack() as undo:
@@ -226,7 +225,7 @@ class _Run:
                 self._loop.step(self._batch(sizes))
                 yield {}
 
-    def train(self) -> Iterator[Mapping[str, Any]]:
+    def train(self) -> Rows:
         """Train under mimose."""
         task, loop, largest = self._task, self._loop, 0
         told = {name: task[name] for name in ("model", "is_limited", "is_expandable")}

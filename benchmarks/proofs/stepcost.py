@@ -14,12 +14,11 @@ The simulated device is hollow: what a step takes there is the host's share alon
 
 from __future__ import annotations
 
-import argparse
 import copy
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -28,7 +27,7 @@ import torch
 from torch import nn
 
 from benchmarks.proofs import common
-from benchmarks.proofs.common import Answer, Bar, Measured, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from mimose.bench.device import SIM
 from mimose.bench.zoo import ZOO
 from mimose.planners import Plan, PlanningProblem
@@ -53,7 +52,7 @@ may take."""
 _WARM_UP_STEPS, _MOST_STEPS = 40, 100
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Time every plan, all in one process."""
     task = {"rounds": options.rounds, "steps": options.steps}
     rows = common.measured("stepcost", settings, **task)
@@ -64,7 +63,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     return answer
 
 
-def judge(name: str, rows: Sequence[Measured]) -> common.Verdict:
+def judge(name: str, rows: Sequence[Row]) -> common.Verdict:
     """Judge the rounds of one plan."""
 
     def median(column: str, beside: str | None = None) -> float:
@@ -99,7 +98,7 @@ class Told:
         return laid_out(problem, choice, planner=self.name)
 
 
-def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def work(task: Task) -> Rows:
     """Time the plans."""
     torch.manual_seed(task["seed"])
     device = torch.device(task["device"])

@@ -15,14 +15,13 @@ begin without cached blocks.
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from benchmarks.proofs import common
-from benchmarks.proofs.common import Answer, Bar, Measured, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import ModelSpec, by_name, names_of
 from benchmarks.proofs.numbers import mebibytes, worst
@@ -54,7 +53,7 @@ _PROBE_STEPS = 5
 _STEPS_BAR = 2
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Measure the least, then train just above and just below it."""
     answer = Answer()
     for name in names_of(_SPECS, settings.models):
@@ -69,9 +68,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     return answer
 
 
-def judge(
-    above: Sequence[Measured], below: Sequence[Measured], steps: int
-) -> common.Verdict:
+def judge(above: Sequence[Row], below: Sequence[Row], steps: int) -> common.Verdict:
     """Judge the steps within a budget just above the least, and those just below."""
     refused = next((row for row in below if row["phase"] == "refused"), None)
     over = sum(row["used"] > 1 for row in above)
@@ -93,7 +90,7 @@ def judge(
 # ------------------------------------------------------------------ in the child
 
 
-def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def work(task: Task) -> Rows:
     """Run one part: ``"probe"``, ``"above"`` or ``"below"``."""
     spec = _SPECS[task["model"]]
     generator = torch.Generator().manual_seed(task["seed"] + 1)

@@ -7,7 +7,6 @@ depends on what else the host does, and so would the rows.
 from __future__ import annotations
 
 import contextlib
-import statistics
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
@@ -18,7 +17,7 @@ import torch
 from torch import nn
 
 import mimose
-from benchmarks.proofs.numbers import quantile
+from benchmarks.proofs.numbers import mean, quantile
 from benchmarks.scale.models import WORKLOADS, Sizes, Workload
 from benchmarks.sim import use
 from benchmarks.sim.hollow import Clock
@@ -41,23 +40,12 @@ _MARGIN = 0.99
 """The share of the headroom that a plan told everything may fill."""
 _FIRST = 10
 """The steps before are left out of means."""
+_MEANS = "seconds", "kernel_seconds", "allocator_seconds", "n_kernels"
+_OOM = "out of memory"
 _MOST_OOMS = 10
 """Then plain training ends."""
 _TAUGHT = 24
 """Sizes that the told ones learn from, spread evenly over the run's."""
-
-
-@dataclass(slots=True)
-class _Step:
-    """What the card tells of one."""
-
-    sizes: Sizes
-    clock: Any
-    cpu_seconds: float
-    n_flushes: int
-    reserved_bytes: int
-    is_oom: bool = False
-    is_infeasible: bool = False
 
 
 class _Hollow:
@@ -109,7 +97,7 @@ class Run:
     card: _Hollow | _Real
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    steps: list[_Step] = field(default_factory=list)
+    steps: list[dict[str, Any]] = field(default_factory=list)
 
     def train(
         self,
@@ -140,24 +128,34 @@ class Run:
     def watched(self, sizes: Sizes) -> None:
         """Run one, and note what the card tells of it."""
         before, flushes = self.card.clock(), self._flushes()
-        began = time.process_time()
-        failed: BaseException | None = None
+        began, failed = time.process_time(), ""
         try:
             self.train(sizes)
-        except (torch.OutOfMemoryError, mimose.InfeasibleBudgetError) as error:
-            failed = error.with_traceback(None)
+        except torch.OutOfMemoryError:
+            failed = _OOM
+        except mimose.InfeasibleBudgetError:
+            failed = "left out"
+        if failed:
             self.optimizer.zero_grad()
+        clock = self.card.clock().since(before)
         self.steps.append(
-            _Step(
-                sizes,
-                self.card.clock().since(before),
-                time.process_time() - began,
-                self._flushes() - flushes,
-                self.card.stats()["reserved_bytes.all.peak"],
-                isinstance(failed, torch.OutOfMemoryError),
-                isinstance(failed, mimose.InfeasibleBudgetError),
-            )
+            {
+                "sizes": sizes,
+                "failed": failed,
+                "seconds": clock.seconds,
+                "kernel_seconds": clock.kernels,
+                "allocator_seconds": clock.allocator,
+                "n_kernels": clock.n_kernels,
+                "cpu_seconds": time.process_time() - began,
+                "flushes": self._flushes() - flushes,
+                "reserved_bytes": self.card.stats()["reserved_bytes.all.peak"],
+            }
         )
+
+    @property
+    def n_ooms(self) -> int:
+        """How many steps ran out of memory."""
+        return sum(step["failed"] == _OOM for step in self.steps)
 
     def _flushes(self) -> int:
         return int(self.card.stats()["num_alloc_retries"])
@@ -168,8 +166,7 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
     Args:
         task: ``workload``, ``strategy``, ``device`` (``"sim"`` is hollow, of ``card``'s
-            speed), ``gib``, ``card``, ``steps``, ``seed`` and
-            ``options``, further arguments of `mimose.attach`.
+            speed), ``gib``, ``card``, ``steps`` and ``seed``.
     """
     warnings.filterwarnings("ignore")
     run = build(WORKLOADS[task["workload"]], task)
@@ -178,8 +175,7 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     with _applied(strategy, run, all_sizes, task) as session:
         for sizes in all_sizes:
             run.watched(sizes)
-            ooms = sum(step.is_oom for step in run.steps)
-            if strategy == "plain" and ooms > _MOST_OOMS:
+            if strategy == "plain" and run.n_ooms > _MOST_OOMS:
                 break
         yield {**_told(run), **(_told_by(session) if session else {})}
 
@@ -219,7 +215,6 @@ def _applied(
         planner = Oracle(budget) if strategy == "oracle" else longest
     actions = "selective" if strategy == "fine" else "whole"
     options = {"actions": actions, "planner": planner, "refine": False}
-    options |= task.get("options", {})
     with mimose.attach(run.model, budget, **options) as session:
         if known is not None:
             session.load_state_dict(known)
@@ -254,25 +249,16 @@ def _learned(
 
 def _told(run: Run) -> dict[str, Any]:
     """Return what the card tells of the run; means are over the steps that fitted."""
-    steps = [s for s in run.steps[_FIRST:] if not (s.is_oom or s.is_infeasible)]
-
-    def mean(of: Callable[[_Step], float]) -> float | None:
-        return statistics.fmean(map(of, steps)) if steps else None
-
-    cpu = [step.cpu_seconds for step in steps]
-    left_out = sorted({s.sizes for s in run.steps if s.is_infeasible})
-    peak = max(step.reserved_bytes for step in run.steps)
+    steps = [step for step in run.steps[_FIRST:] if not step["failed"]]
+    left_out = sorted({s["sizes"] for s in run.steps if s["failed"] not in ("", _OOM)})
     return {
         "n_steps": len(run.steps),
-        "ooms": sum(step.is_oom for step in run.steps),
+        "ooms": run.n_ooms,
         "left_out": " ".join("x".join(map(str, sizes)) for sizes in left_out),
-        "seconds": mean(lambda step: step.clock.seconds),
-        "kernel_seconds": mean(lambda step: step.clock.kernels),
-        "allocator_seconds": mean(lambda step: step.clock.allocator),
-        "n_kernels": mean(lambda step: step.clock.n_kernels),
-        "cpu_seconds": statistics.median(cpu) if cpu else None,
-        "flushes": sum(step.n_flushes for step in run.steps),
-        "reserved_bytes": peak,
+        **{name: mean(step[name] for step in steps) for name in _MEANS},
+        "cpu_seconds": quantile((step["cpu_seconds"] for step in steps), 0.5),
+        "flushes": sum(step["flushes"] for step in run.steps),
+        "reserved_bytes": max(step["reserved_bytes"] for step in run.steps),
     }
 
 
@@ -297,7 +283,7 @@ def _told_by(session: mimose.Session) -> dict[str, Any]:
         "kept_share": sum(set(r.actions) == {"keep"} for r in late) / max(1, len(late)),
         "error_p50": quantile(errors, 0.5),
         "error_p99": quantile(errors, 0.99),
-        "headroom_used": statistics.median(shares) if shares else None,
+        "headroom_used": quantile(shares, 0.5),
         "n_needed": len(shares),
         "fragmentation": summary.fragmentation,
         "reasons": " | ".join(sorted({r.reason[:80] for r in records if r.reason})[:4]),

@@ -12,14 +12,9 @@ from benchmarks.sim.indices import Device, index_of, n_devices
 
 __all__ = [
     "get_rng_state",
-    "get_rng_state_all",
-    "initial_seed",
     "manual_seed",
     "manual_seed_all",
-    "seed",
-    "seed_all",
     "set_rng_state",
-    "set_rng_state_all",
 ]
 
 default_generators: tuple[torch.Generator, ...] = ()
@@ -39,20 +34,9 @@ def get_rng_state(device: Device = None) -> torch.Tensor:
     return default_generators[index_of(device)].get_state()
 
 
-def get_rng_state_all() -> list[torch.Tensor]:
-    """Return copies of all devices' random states."""
-    return [generator.get_state() for generator in default_generators]
-
-
 def set_rng_state(state: torch.Tensor, device: Device = None) -> None:
     """Put a device's random state back."""
     default_generators[index_of(device)].set_state(state)
-
-
-def set_rng_state_all(states: list[torch.Tensor]) -> None:
-    """Put all devices' random states back."""
-    for generator, state in zip(default_generators, states, strict=True):
-        generator.set_state(state)
 
 
 def manual_seed(seed: int) -> None:
@@ -64,20 +48,3 @@ def manual_seed_all(seed: int) -> None:
     """Set the seed of all devices."""
     for generator in default_generators:
         generator.manual_seed(seed)
-
-
-def seed() -> None:
-    """Set a seed that nobody knows, on the current device."""
-    default_generators[index_of()].seed()
-
-
-def seed_all() -> None:
-    """Set one seed that nobody knows on all devices."""
-    generators = default_generators
-    generators[0].seed()
-    manual_seed_all(generators[0].initial_seed())
-
-
-def initial_seed() -> int:
-    """Return the seed of the current device."""
-    return default_generators[index_of()].initial_seed()
