@@ -113,12 +113,12 @@ def load(fold: int) -> tuple[Batch, Batch]:
     data = load_digits()
     pixels = torch.tensor(data.images / 16, dtype=torch.float32).unsqueeze(1)
     labels = torch.tensor(data.target, dtype=torch.int64)
-    is_held_out = torch.arange(len(labels)) % _FOLDS == fold
-    train, held_out = (
+    held_out = torch.arange(len(labels)) % _FOLDS == fold
+    parts = (
         {"pixel_values": pixels[part], "labels": labels[part]}
-        for part in (~is_held_out, is_held_out)
+        for part in (~held_out, held_out)
     )
-    return train, held_out
+    return next(parts), next(parts)
 
 
 def is_layer(module: nn.Module) -> bool:
@@ -175,15 +175,14 @@ def _epochs(
         }
 
 
+@torch.no_grad()
 def _n_right(model: nn.Module, digits: Batch, device: torch.device) -> int:
     """Count the digits that are named correctly."""
     model.eval()
     right = 0
-    with torch.no_grad():
-        for start in range(0, len(digits["labels"]), _ASKED):
-            part = slice(start, start + _ASKED)
-            batch = _resized(digits, part, _SIDE, device)
-            found = model(pixel_values=batch["pixel_values"]).logits.argmax(dim=-1)
-            right += int((found == batch["labels"]).sum())
+    for start in range(0, len(digits["labels"]), _ASKED):
+        batch = _resized(digits, slice(start, start + _ASKED), _SIDE, device)
+        labels = batch.pop("labels")
+        right += int((model(**batch).logits.argmax(dim=-1) == labels).sum())
     model.train()
     return right

@@ -132,6 +132,11 @@ class Bar:
         form = self._form
         return f"{verdict:7} {self.what}: {form(self.value)} (bar {sign} {form(limit)})"
 
+    def told(self) -> dict[str, object]:
+        """Return it for JSON, without the side on which it is open."""
+        values = {**asdict(self), "holds": self.holds}
+        return {name: v for name, v in values.items() if v not in (math.inf, -math.inf)}
+
     def _form(self, value: float | None) -> str:
         if value is None:
             return "not measured"
@@ -212,7 +217,7 @@ def publish(name: str, answer: Answer, folder: Path) -> None:
     document = {
         "proof": name,
         "holds": all(bar.holds for bar in answer.bars),
-        "bars": [{**_finite(asdict(bar)), "holds": bar.holds} for bar in answer.bars],
+        "bars": [bar.told() for bar in answer.bars],
         "table": [dict(line) for line in answer.table],
         "notes": list(answer.notes),
         "rows": str(path),
@@ -265,12 +270,3 @@ def _cell(value: object) -> str:
     if value is None:
         return ""
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def _finite(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out the sides on which a bar is open."""
-    return {
-        name: value
-        for name, value in values.items()
-        if not (isinstance(value, float) and math.isinf(value))
-    }

@@ -234,11 +234,8 @@ class _Run:
                 if task["is_limited"] and self._is_cpu:
                     limit_memory(session.budget_bytes, loop.meter.live_bytes())
                 step = loop.step(self._batch(sizes))
-                own, summary, record = (
-                    self._volume(sizes),
-                    session.summary(),
-                    session.records[-1],
-                )
+                own, summary = self._volume(sizes), session.summary()
+                record = session.records[-1]
                 yield {
                     **told,
                     "sizes": json.dumps(sizes),
