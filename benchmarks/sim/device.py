@@ -1,4 +1,10 @@
-"""The module ``torch.sim``: to the simulated accelerator as ``torch.cuda`` to CUDA."""
+"""The module ``torch.sim``: to the simulated accelerator as ``torch.cuda`` to CUDA.
+
+A random state is a seed and an offset that grows by 4 with every operator that draws,
+as that of CUDA's generators does. Each device has one stream, and its kernels have run
+when the host goes on: an event has always happened. What would make a host wait for a
+device is counted: see `waits`.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +18,6 @@ from benchmarks.sim.hollow import *  # noqa: F403
 from benchmarks.sim.indices import Device, index_of, n_devices
 from benchmarks.sim.memory import *  # noqa: F403 - each part says what is public
 from benchmarks.sim.memory import mem_get_info, memory_allocated
-from benchmarks.sim.random import *  # noqa: F403
-from benchmarks.sim.streams import *  # noqa: F403
 
 default_generators: tuple[torch.Generator, ...] = ()
 """The devices' own generators; filled by `benchmarks.sim.use`."""
@@ -97,6 +101,100 @@ _lazy_init = init
 
 def _is_in_bad_fork() -> bool:
     return False
+
+
+# ------------------------------------------------------------------ random state
+
+
+def fill_default_generators() -> None:
+    """Fetch the devices' own generators, once they are there."""
+    global default_generators
+    default_generators = tuple(
+        torch.ops.sim.default_generator(index) for index in range(n_devices())
+    )
+
+
+def get_rng_state(device: Device = None) -> torch.Tensor:
+    """Return a copy of a device's random state: 16 bytes on the CPU."""
+    return default_generators[index_of(device)].get_state()
+
+
+def set_rng_state(state: torch.Tensor, device: Device = None) -> None:
+    """Put a device's random state back."""
+    default_generators[index_of(device)].set_state(state)
+
+
+def manual_seed(seed: int) -> None:
+    """Set the seed of the current device."""
+    default_generators[index_of()].manual_seed(seed)
+
+
+def manual_seed_all(seed: int) -> None:
+    """Set the seed of all devices."""
+    for generator in default_generators:
+        generator.manual_seed(seed)
+
+
+# ------------------------------------------------------------------ streams, waits
+
+
+def Stream(device: Device = None, priority: int = 0) -> torch.Stream:
+    """Return the one stream of a device, as if it were new.
+
+    Args:
+        device: Of which; the current one by default.
+        priority: Has no effect.
+    """
+    del priority
+    return torch.Stream(device=torch.device("sim", index_of(device)))
+
+
+def Event(enable_timing: bool = False) -> torch.Event:
+    """Return an event that is not recorded yet.
+
+    A function, for a class of its own is no event to torch's `elapsed_time`.
+
+    Args:
+        enable_timing: Whether `elapsed_time` may be asked.
+    """
+    return torch.Event(device="sim", enable_timing=enable_timing)
+
+
+def current_stream(device: Device = None) -> torch.Stream:
+    """Return a device's stream."""
+    return Stream(device)
+
+
+default_stream = current_stream
+
+
+@contextlib.contextmanager
+def stream(which: torch.Stream | None) -> Iterator[None]:
+    """Do nothing for a while: a device has one stream."""
+    del which
+    yield
+
+
+def synchronize(device: Device = None) -> None:
+    """Wait for a device: nothing to wait for, and one more of `waits`."""
+    torch.accelerator.synchronize(index_of(device))
+
+
+def waits() -> int:
+    """Return how often the host would have waited for a device, on CUDA.
+
+    Counted are: reading a number (``item``, ``bool``), synchronising, operators whose
+    result has a size that depends on the data (``nonzero``, ``unique``,
+    ``masked_select``, an index that is a mask, ``repeat_interleave`` without
+    ``output_size``), ``equal``, ``bincount``, and copies between host and device, but
+    for those with ``non_blocking`` whose side on the host is pinned.
+    """
+    return int(torch.ops.sim.waits())
+
+
+def rng_copies() -> int:
+    """Return how often a random state of a device was copied to the host."""
+    return int(torch.ops.sim.rng_copies())
 
 
 def reset() -> dict[int, int]:

@@ -7,7 +7,7 @@ from types import ModuleType
 import torch
 from torch.utils import backend_registration
 
-from benchmarks.sim import device, random
+from benchmarks.sim import device
 from benchmarks.sim.build import build
 
 _loaded = False
@@ -29,8 +29,7 @@ def use() -> ModuleType:
         torch.ops.load_library(str(build()))  # type: ignore[no-untyped-call]
         backend_registration.rename_privateuse1_backend("sim")
         torch.ops.sim.start()
-        random.fill_default_generators()
-        device.default_generators = random.default_generators
+        device.fill_default_generators()
         # Private, and the one way to name the module of a device of one's own.
         torch._register_device_module("sim", device)  # type: ignore[no-untyped-call]
         backend_registration.generate_methods_for_privateuse1_backend()
