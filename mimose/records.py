@@ -8,6 +8,7 @@ import logging
 import math
 import os
 import re
+import sys
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
@@ -377,8 +378,6 @@ _NUMBERS = (
     *("reserved_peak_bytes", "allocated_peak_bytes", "alloc_retries"),
 )
 _NEVER_NONE = _NUMBERS[:8]
-_MOST = 2**63
-"""A greater number is none that was measured."""
 
 
 def read_records(path: str | PathLike[str]) -> list[StepRecord]:
@@ -465,7 +464,8 @@ def _is_sound(known: Mapping[str, Any]) -> bool:
         and all(isinstance(text, str) for text in texts)
         and all(isinstance(n, int) for n in [*whole, *shape.values()])
         and all(n is None or isinstance(n, (int, float)) for n in numbers)
-        and all(abs(n) < _MOST for n in [*numbers, *shape.values()] if n is not None)
+        # A greater number is none that was measured.
+        and all(abs(n or 0) < sys.maxsize for n in [*numbers, *shape.values()])
         and all(known.get(name, 0) is not None for name in _NEVER_NONE)
         and known["budget_bytes"] > 0
     )

@@ -8,6 +8,7 @@ weight. A number that an operator was given and did not save, as the 1 of
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,9 +20,6 @@ from mimose.torch_private import output_of, saved_value
 
 Settings: TypeAlias = Callable[[Any], Any]
 """Reads from a node what its operator was told besides tensors."""
-
-_UNSIGNED = 2**63
-"""Dimensions from here on are negative ones, saved as they lie in memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +71,8 @@ def _saved(name: str) -> Settings:
 
 
 def _dimension(value: int) -> int:
-    return value - 2 * _UNSIGNED if value >= _UNSIGNED else value
+    """Return a dimension; negative ones are saved as they lie in memory."""
+    return value - 2 * (sys.maxsize + 1) if value > sys.maxsize else value
 
 
 def _saved_dimension(name: str) -> Settings:

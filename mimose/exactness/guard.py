@@ -58,7 +58,7 @@ _INTERNAL = frozenset(vars(nn.Module()))
 _LEARNS = operator.attrgetter("requires_grad")
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _CONTAINERS = frozenset((list, set, deque, *_DICTS))
-_MOST_ITEMS = 10_000
+MOST_ITEMS = 10_000
 """Of a container whose content is noted: to read dicts of 50,000 in three layers took
 230 ms a step."""
 _MOST_OF_OBJECTS = 256
@@ -117,7 +117,7 @@ class State:
     ) -> None:
         """Take note of one value: of the tensors in it, and of its content."""
         is_container, is_modules = type(value) in _CONTAINERS, "training" in copied
-        most = _MOST_ITEMS if is_modules else _MOST_OF_OBJECTS
+        most = MOST_ITEMS if is_modules else _MOST_OF_OBJECTS
         if is_container and _has_at_most(most, value):
             self._containers.append(value)
             self._contents.append(_copied(value))

@@ -29,6 +29,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from mimose.exactness.guard import MOST_ITEMS
 from mimose.tensors import different_bits, same_bits, version
 from mimose.torch_private import (
     KERNEL_FLAGS,
@@ -206,8 +207,6 @@ class Context:
 # ------------------------------------------------------------ side effects
 
 OBJECT_CHANGES = "it changes an object that it is handed"
-_MOST_PARTS = 10_000
-"""An object of more parts is not looked at."""
 
 # ----------------------------------------------------------------- tensors that change
 
@@ -534,7 +533,7 @@ def _look(value: Any) -> Any:
     look: list[Any] = []
     left: list[tuple[Any, Any]] = [("", value)]
     while left:
-        if len(look) + len(left) > _MOST_PARTS:
+        if len(look) + len(left) > MOST_ITEMS:
             return None
         name, value = left.pop()
         key = name if isinstance(name, (str, int)) else id(name)
