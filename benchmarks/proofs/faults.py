@@ -60,7 +60,7 @@ OPTIONS = (
 NEEDS = ()
 
 WIDTH = 16
-_STEPS, _ROWS, _BLOCKS = 5, (1024, 2048, 3072, 4096), 10
+_STEPS, _ROWS, _BLOCKS = 4, (1024, 2048, 3072, 4096), 6
 _LIBRARY = f"{Path(mimose.__file__).parent}{os.sep}"
 _AHEAD = tuple(f"{_LIBRARY}{name}" for name in ("policy.py", "planners", "cost"))
 """What runs as a plan is made before its batch comes."""
@@ -384,7 +384,14 @@ class _HostMemory(_AtLine):
 class _Ahead(_AtLine):
     """A plan for the batch behind this one cannot be made; bare there is none."""
 
-    phases, within = ("watch",), _AHEAD
+    phases, within, most = ("watch",), _AHEAD, {"watch": 200}
+
+    def draw(self, draw: random.Random) -> None:
+        super().draw(draw)
+        self.step = draw.randrange(1, _STEPS - 1)  # the others have none behind them
+
+    def options(self) -> dict[str, Any]:
+        return {"refine": False}
 
     def strike_bare(self) -> None:
         pass
@@ -461,7 +468,7 @@ class _Thread(_Fault):
     """The worker thread's nth job fails, ends it or hangs; or all come late."""
 
     kinds = ("fails", "dies", "hangs", "starves")
-    most = dict.fromkeys(_Fault.phases, 10)
+    most = dict.fromkeys(_Fault.phases, 4)
     _goes_on: threading.Event | None = None
 
     def options(self) -> dict[str, Any]:
