@@ -336,8 +336,11 @@ class _Allocation(_Fault):
     _before: int | None = None
 
     def enter(self, job: _Training) -> None:
+        if self.struck:
+            return
         self._before = self._n_failed()
-        _sim().fail_allocation(self.nth)
+        is_fewer = job.options is None and self.phase != "optimizer"
+        _sim().fail_allocation(min(self.nth, 20) if is_fewer else self.nth)
 
     def leave(self) -> None:
         _sim().fail_allocation(0)
@@ -696,30 +699,35 @@ class Bench:
     def cut_short(self, every: int = 1) -> Iterator[dict[str, Any]]:
         """Load what can be made of a state that was cut short, at every byte."""
         batches = self._batches()
-        expected, model = self._bare(batches), Model().to(SIM)
-        for end in range(0, len(self._learned), every):
-            faulthandler.dump_traceback_later(_HANG_SECONDS, exit=True)
-            state, notes = _mended(self._learned[:end]), []
-            with mimose.attach(model, _between(0.7), refine=False) as session:
-                before = session.state_dict()
+        options: dict[str, Any] = {"budget": _between(0.7), "refine": False}
+        expected = self._bare(batches)
+        with mimose.attach(Model().to(SIM), **options) as session:
+            before = session.state_dict()
+            for end in range(0, len(self._learned), every):
+                faulthandler.dump_traceback_later(_HANG_SECONDS, exit=True)
+                state, notes = _mended(self._learned[:end]), []
                 try:
                     session.load_state_dict(state)
                 except StateMismatchError:
                     if session.state_dict() != before:
                         notes.append(f"cut at {end}: refused, and the session changed")
                 else:
-                    options = {"budget": _between(0.7), "refine": False}
+                    before = session.state_dict()
                     job = _Training(
                         self._weights, batches, None, options, learned=state
                     ).run()
                     if job.lost or not _equal(job.weights, expected):
                         notes.append(f"cut at {end}: {job.errors or 'weights differ'}")
-            yield {
-                "fault": "a state cut short",
-                "struck": 1,
-                **{"steps lost bare": 0, "steps lost": 0, _BARS[0]: 0},
-                **{_BARS[1]: len(notes), _BARS[2]: 0, "notes": notes},
-            }
+                yield _cut(notes)
+
+
+def _cut(notes: list[str]) -> dict[str, Any]:
+    return {
+        "fault": "a state cut short",
+        "struck": 1,
+        **{"steps lost bare": 0, "steps lost": 0, _BARS[0]: 0},
+        **{_BARS[1]: len(notes), _BARS[2]: 0, "notes": notes},
+    }
 
 
 def _mended(text: str) -> Any:
