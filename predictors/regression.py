@@ -195,7 +195,8 @@ def _design(sizes: Floats, monomials: tuple[tuple[int, ...], ...]) -> Floats:
 def _chosen(design: Floats, target: Floats, tolerance: float) -> list[int]:
     """Return the columns to fit, as few as explain the samples.
 
-    Where none do, as many as tell samples that were left out best.
+    Where none do, or where some sample is explained by a term of its own, as many as
+    tell samples that were left out best.
 
     Args:
         design: (n_samples, n_columns) of length 1.
@@ -203,14 +204,15 @@ def _chosen(design: Floats, target: Floats, tolerance: float) -> list[int]:
         tolerance: By which samples that are explained may be off.
     """
     chosen = _forward(design, target, tolerance, max(1, len(target) - 1))
-    if _largest_rest(design[:, chosen], target) > tolerance:
-        few = [chosen[:n] for n in range(1, max(1, len(target) // 2) + 1)]
-        return min(few, key=lambda own: _least_squares(design[:, own], target)[1].max())
-    for column in tuple(chosen):
-        others = [each for each in chosen if each != column]
-        if _largest_rest(design[:, others], target) <= tolerance:
-            chosen = others
-    return chosen
+    if _largest_rest(design[:, chosen], target) <= tolerance:
+        for column in tuple(chosen):
+            others = [each for each in chosen if each != column]
+            if _largest_rest(design[:, others], target) <= tolerance:
+                chosen = others
+        if np.isfinite(_least_squares(design[:, chosen], target)[1]).all():
+            return chosen
+    few = [chosen[:n] for n in range(1, max(1, len(target) // 2) + 1)]
+    return min(few, key=lambda own: _least_squares(design[:, own], target)[1].max())
 
 
 def _forward(design: Floats, target: Floats, tolerance: float, most: int) -> list[int]:

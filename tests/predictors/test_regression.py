@@ -74,6 +74,17 @@ def test_a_peak_is_raised_by_what_it_misses():
         assert fit.predict(shape, scale) - value < 0.02 * scale
 
 
+def test_a_term_for_one_shape_alone_is_left_out():
+    """Nothing would check it: what is nearly the same everywhere is believed so."""
+    lengths = (2890, 731, 1089, 1748, 2531, 1990, 1427, 498, 942, 450)
+    readings = {(8, t): [2e8 + 40.0 * t] for t in lengths} | {(4, 805): [2e8 + 16100.0]}
+    readings |= {(3, 10646): [2.61e8], (5, 5576): [2.28e8]}
+    fit = Fit(LeastSquares(), readings, 0.0, is_peak=True)
+    assert fit.is_trusted(2e10)
+    for shape, (value,) in readings.items():
+        assert 0.999 * value <= fit.predict(shape, 2e10) < value + 1e8
+
+
 def test_what_a_fit_misses_beyond_is_not_added_between():
     """A DeBERTa layer's peak in MiB, by length: at 512 it is another moment's."""
     lengths = (82, 111, 117, 127, 131, 137, 139, 159, 162, 188, 235)
