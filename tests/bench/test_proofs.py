@@ -62,6 +62,21 @@ def test_what_cannot_be_asked(arguments, complaint, tmp_path, capsys):
     assert [] == list(tmp_path.iterdir())
 
 
+@pytest.mark.sim
+@pytest.mark.slow
+def test_rows_that_follow_lengths(tmp_path):
+    """The sampler's batches train within the budget, and the table tells how fast."""
+    options = ["--places", "bert-large-16", "--parts", "c", "--steps", "3"]
+    assert 0 == main(["fill", *options, "--out", str(tmp_path)])
+
+    (row,) = common.read(tmp_path / "fill.csv")
+    assert ("c", 3, 0, 0) == tuple(
+        row[name] for name in ("part", "n_steps", "ooms", "over")
+    )
+    assert 0.0 <= row["padding"] < 0.2
+    assert row["tokens_per_second_all"] > 0.0
+
+
 # ------------------------------------------------------------------ in this process
 
 _GPT2 = models.ModelSpec("gpt2", {"batch": (4, 4), "length": (32, 192)})

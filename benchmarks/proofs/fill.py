@@ -1,0 +1,102 @@
+"""Rows that follow lengths: who trains the most tokens a second within a memory?
+
+Models of real size train on hollow cards of their true size (`benchmarks.sim.hollow`),
+on samples of log-normal lengths. Told are real tokens a second of
+
+- a: the largest fixed number of rows that never runs out, drawn at random;
+- b: the largest budget of tokens that never runs out, batches of like lengths;
+- c: `mimose.BatchSampler`, told nothing, in a session told nothing;
+- d: the best found by trial over budgets of tokens, each under a session's plans.
+
+What a and b search for by trial, c has to learn. They keep everything; where the
+longest sample does not fit so, they checkpoint everything by transformers' own; where
+that does not fit either, they compute the loss in chunks besides (a session whose plans
+recompute every layer). Of c, all steps are trained from the first on, and an
+out-of-memory error anywhere counts. Sessions run forward and backward by
+`Session.step`, as trainers do: a step that runs out of memory is run again, and told.
+Rates are those of the card's clock, optimizer steps included, after the first steps.
+
+    python -m benchmarks.fill
+    python -m benchmarks.fill --places t5-large-24 --parts c --resume
+"""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from benchmarks.proofs import common
+from benchmarks.proofs.common import Answer, Bar, Settings
+from benchmarks.proofs.numbers import percent
+from benchmarks.scale.fill import PLACES, work
+from mimose.bench.device import SIM
+
+__all__ = ["OPTIONS", "QUESTION", "ask", "work"]
+
+QUESTION = (
+    "Who trains the most tokens a second within the memory, of lengths that vary?"
+)
+DEFAULTS = {"seed": 1, "threads": 1, "device": SIM}
+OPTIONS = (
+    common.some("--places", PLACES),
+    common.some("--parts", "abcd"),
+    ("--card", {"default": "h100", "help": "h200, h100, a100, rtx4090 or a10"}),
+    common.count("--steps", 150, "a trial, at most"),
+    common.flag("--resume", "keep the rows that are there"),
+)
+
+
+def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+    """Run what is asked for; each row is kept as it comes."""
+    path = settings.out / "fill.csv"
+    answer = Answer(path=path)
+    if options.resume and path.exists():
+        answer.rows.extend(common.read(path))
+    for place in options.places:
+        for part in options.parts:
+            where = {"place": place, "part": part}
+            if any(where.items() <= row.items() for row in answer.rows):
+                continue
+            task = {**where, "card": options.card, "steps": options.steps}
+            task["first"] = _best(answer.rows, place, "b").get("size", 0)
+            for told in common.measured("fill", settings, **task):
+                name = f"{place}, {part}, {told['strategy']} {told['size'] or ''}"
+                answer.add(name, [where | told], {}, (), head="trial")
+    answer.table = [_line(answer.rows, place) for place in options.places]
+    ours = [row for row in answer.rows if row["part"] == "c"]
+    for what in ("ooms", "over"):
+        answer.bars.append(Bar(f"c: {what}", sum(row[what] for row in ours), 0))
+    for line in answer.table:
+        if line["c/a"]:
+            bar = PLACES[str(line["place"])][-1]
+            what = f"{line['place']}: c ÷ a"
+            answer.bars.append(Bar(what, line["c/a"], at_least=bar))  # type: ignore[arg-type]
+    return answer
+
+
+def _best(rows: Iterable[Mapping[str, Any]], place: str, parts: str) -> dict[str, Any]:
+    own = [row for row in rows if row["place"] == place and row["part"] in parts]
+    return dict(max(own, key=lambda row: row["tokens_per_second"] or 0.0, default={}))
+
+
+def _line(rows: Iterable[Mapping[str, Any]], place: str) -> dict[str, object]:
+    """Return what c reaches of a, b and d."""
+    best = {part: _best(rows, place, part) for part in ("a", "b", "c", "bd")}
+    rates = {part: row.get("tokens_per_second") for part, row in best.items()}
+    own = best["c"].get
+    ratios = {
+        f"c/{part[-1]}": rate and rates["c"] and rates["c"] / rate
+        for part, rate in rates.items()
+        if part != "c"
+    }
+    return {
+        "place": place,
+        **{part[-1]: rate and round(rate) for part, rate in rates.items()},
+        **ratios,
+        "c, all steps": own("tokens_per_second_all"),
+        "out of memory": own("ooms"),
+        "run again": own("reruns"),
+        "over": own("over"),
+        "padding": percent(own("first_padding"), 1),
+    }

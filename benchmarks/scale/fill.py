@@ -1,0 +1,252 @@
+"""One trial of rows that follow lengths: see `benchmarks.proofs.fill`."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import itertools
+import math
+import random
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import torch
+
+import mimose
+from benchmarks.scale.models import WORKLOADS, Sizes, Workload
+from benchmarks.scale.run import build
+from mimose.planners import everywhere
+
+_LLAMA = replace(
+    WORKLOADS["llama-8b-lora"], spans=((1, 32768),), median=512.0, spread=1.3
+)
+PLACES: Mapping[str, tuple[Workload, int, int, str, float]] = {
+    "bert-large-16": (WORKLOADS["bert-large"], 16, 16000, "whole", 2.2),
+    "bert-large-24": (WORKLOADS["bert-large"], 24, 16000, "whole", 2.2),
+    "t5-large-24": (WORKLOADS["t5-large"], 24, 8000, "whole", 2.5),
+    "llama-8b-lora-40": (_LLAMA, 40, 3000, "selective", 1.5),
+    "llama-8b-lora-80": (_LLAMA, 80, 3000, "selective", 1.5),
+}
+"""Workload, GiB, samples of an epoch, the session's actions, and by how much c is to
+pass a."""
+_GRID = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96)
+"""Rows that are tried, and, times the longest sample, budgets of tokens."""
+_WARM, _UNTIL_LEARNED = 12, 40
+"""Steps that rates of fixed rows and budgets leave out; those of sessions."""
+_LIKE = 1.08
+"""Samples go together whose first lengths lie within such a factor."""
+
+Group: TypeAlias = Sequence[Sizes]
+
+
+class Trials:
+    """Trains epochs of one workload on one card, as often as asked.
+
+    Args:
+        task: ``place``, ``card``, ``device``, ``seed`` and ``steps``.
+    """
+
+    def __init__(self, task: Mapping[str, Any]) -> None:
+        workload, gib, n, self.actions, _ = PLACES[task["place"]]
+        self.seed, self.most_steps = task["seed"], task["steps"]
+        self.samples = list(workload.sizes(n, self.seed))
+        self.run = build(workload, {**task, "gib": gib})
+        self.run.train(tuple(low for low, _ in workload.spans), 1)
+        self.longest = sum(workload.longest)
+        self.session: mimose.Session | None = None
+        self.settled: int | None = None
+
+    @contextlib.contextmanager
+    def strategy(self, name: str) -> Iterator[None]:
+        """Train within the block plainly, by transformers' own, or in a session."""
+        model: Any = self.run.model
+        options: dict[str, Any] = {"actions": name}
+        if name == "chunks":  # everything, where the budget asks for it the loss too
+            options = {"actions": "whole", "planner": everywhere("recompute")}
+        try:
+            if name == "hf":
+                model.gradient_checkpointing_enable()
+            if name in ("plain", "hf"):
+                yield
+            else:
+                with mimose.attach(model, refine=False, **options) as self.session:
+                    yield
+        finally:
+            self.session = None
+            if name == "hf":
+                model.gradient_checkpointing_disable()
+            self.run.optimizer.zero_grad()
+            gc.collect()
+            torch.accelerator.empty_cache()
+
+    def step(self, group: Group) -> float:
+        """Train a batch; return the card's seconds."""
+        before = self.run.card.clock()
+        self.run.train(padded(group), len(group), self.session)
+        return float(self.run.card.clock().since(before).seconds)
+
+    def try_out(
+        self,
+        strategy: str,
+        size: int,
+        groups: Iterable[Group],
+        warm: int = _WARM,
+    ) -> dict[str, Any]:
+        """Train batches until one runs out of memory; return a row's columns.
+
+        Args:
+            strategy: How.
+            size: Rows, or tokens, of a batch at most; 0 where the sampler chooses.
+            groups: The batches; they may ask for `session`.
+            warm: Steps that the rate leaves out.
+        """
+        steps: list[tuple[Group, float]] = []
+        why, told = "", {}
+        with self.strategy(strategy):
+            try:
+                for group in itertools.islice(groups, self.most_steps):
+                    steps.append((group, self.step(group)))
+            except (torch.OutOfMemoryError, mimose.InfeasibleBudgetError) as error:
+                why = f"{type(error).__name__} at {len(group)} x {padded(group)}"
+            if self.session is not None:
+                summary = self.session.summary()
+                told = {"over": summary.steps_over, "reruns": summary.retries}
+        return {"strategy": strategy, "size": size, **numbers(steps, warm, why), **told}
+
+    def heaviest_first(self, part: str, size: int) -> list[Group]:
+        """Return an epoch's batches, first those that take the most memory."""
+        groups = self.groups(part, size)
+        heavy = sorted(groups, key=lambda g: -len(g) * sum(padded(g)))[:2]
+        heavy += sorted(groups, key=lambda g: -sum(padded(g)))[:2]
+        return [*heavy, *groups]
+
+    def search(self, part: str) -> Iterator[dict[str, Any]]:
+        """Yield the trial of the largest size that never runs out, by strategy."""
+        for strategy in ("plain", "hf", "chunks"):
+            sizes = [s for s in _GRID if s * self.longest < 1_000_000]
+            low, high = 0, len(sizes)
+            while low < high:  # halve the grid by the heaviest batches alone
+                middle = (low + high) // 2
+                heavy = self.heaviest_first(part, sizes[middle])[:4]
+                if self.try_out(strategy, 0, heavy)["ooms"]:
+                    high = middle
+                else:
+                    low = middle + 1
+            for size in reversed(sizes[:low]):
+                groups = self.heaviest_first(part, size)
+                size *= 1 if part == "a" else self.longest
+                told = self.try_out(strategy, size, groups)
+                if not told["ooms"]:
+                    yield told
+                    return
+
+    def groups(self, part: str, size: int) -> list[Group]:
+        """Return an epoch of fixed rows (a), or of so many longest samples' tokens."""
+        rng = random.Random(self.seed)
+        samples = list(self.samples)
+        rng.shuffle(samples)
+        if part == "a":
+            return [samples[i : i + size] for i in range(0, len(samples), size)]
+        groups = list(of_tokens(samples, size * self.longest))
+        rng.shuffle(groups)
+        return groups
+
+    def oracle(self, first: int) -> Iterator[dict[str, Any]]:
+        """Yield trials of larger and larger budgets of tokens under a session."""
+        rates = [0.0]
+        for size in _GRID[_GRID.index(round(first / self.longest) or 1) :: 2]:
+            own, most = self.groups("d", size), size * self.longest
+            told = self.try_out(self.actions, most, own, _UNTIL_LEARNED)
+            yield told
+            rates.append(told["tokens_per_second"] or 0.0)
+            if rates[-1] < 0.99 * max(rates):
+                return
+
+    def ours(self) -> dict[str, Any]:
+        """Return the row of the sampler's own batches."""
+        told = self.try_out(self.actions, 0, self.drawn(), _UNTIL_LEARNED)
+        return told | {"settled": self.settled}
+
+    def drawn(self) -> Iterator[Group]:
+        """Yield the sampler's batches; note how many it took to settle."""
+        names = "input_ids.1", "labels.1"
+        columns = map(list, zip(*self.samples, strict=True))
+        lengths = dict(zip(names, columns, strict=False))
+        sampler = mimose.BatchSampler(lengths, self.session, seed=self.seed)
+        for batch in sampler:
+            if sampler.is_settled and self.settled is None:
+                self.settled = sampler.n_drawn
+            yield [self.samples[at] for at in batch]
+
+
+def padded(group: Group) -> Sizes:
+    """Return the lengths of a batch of such samples."""
+    return tuple(map(max, zip(*group, strict=True)))
+
+
+def of_tokens(samples: Iterable[Sizes], most: int) -> Iterator[Group]:
+    """Yield batches of like lengths of at most so many tokens, padding counted."""
+
+    def place(sizes: Sizes) -> tuple[float, ...]:
+        band = int(math.log(sizes[0], _LIKE)) if len(sizes) > 1 else 0
+        return (band, *(size if band % 2 else -size for size in sizes[1:]), sizes[0])
+
+    group: list[Sizes] = []
+    for sample in sorted(samples, key=place):
+        if group and (len(group) + 1) * sum(padded([*group, sample])) > most:
+            yield group
+            group = []
+        group.append(sample)
+    yield group
+
+
+def numbers(
+    steps: Sequence[tuple[Group, float]], warm: int, why: str
+) -> dict[str, Any]:
+    """Return what a row tells of steps.
+
+    Args:
+        steps: Batches, and the card's seconds.
+        warm: How many of the first the rate leaves out.
+        why: What ended them; "" for nothing.
+    """
+
+    def share(of: Callable[[Sizes], int]) -> float | None:
+        real = sum(sum(map(of, group)) for group, _ in steps)
+        held = sum(len(group) * of(padded(group)) for group, _ in steps)
+        return 1.0 - real / held if held else None
+
+    def rate(of: Sequence[tuple[Group, float]]) -> float | None:
+        seconds = sum(seconds for _, seconds in of)
+        return sum(sum(map(sum, group)) for group, _ in of) / seconds if of else None
+
+    late = steps[warm:]
+    return {
+        "tokens_per_second": None if why else rate(late),
+        "tokens_per_second_all": rate(steps),
+        "rows": sum(len(group) for group, _ in late) / len(late) if late else None,
+        "padding": share(sum),
+        "first_padding": share(lambda sizes: sizes[0]),
+        "n_steps": len(steps),
+        "ooms": int(bool(why)),
+        "why": why,
+    }
+
+
+def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+    """Run the trials of a place; yield a row's columns for each.
+
+    Args:
+        task: As for `Trials`, ``part``, and ``first``, the budget of tokens that the
+            oracle begins with.
+    """
+    warnings.filterwarnings("ignore")
+    trials = Trials(task)
+    if task["part"] == "c":
+        yield trials.ours()
+    elif task["part"] == "d":
+        yield from trials.oracle(task["first"])
+    else:
+        yield from trials.search(task["part"])
