@@ -528,6 +528,13 @@ class Splitter:
                 yield part, weight
             if self._engine.steps.n_begun > n_begun:
                 self._note(rows, chosen)
+            elif wrapper is not None and not is_last:
+                msg = (
+                    "the next micro-batch was asked for before this one was trained: "
+                    "ranks would reduce gradients in each. Train each of "
+                    "micro_batches() within the loop over them"
+                )
+                raise MimoseError(msg)
 
     def _ddp(self, model: nn.Module) -> Any:
         """Return the wrapper that reduces the model's gradients; None without one."""

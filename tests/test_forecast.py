@@ -3,6 +3,7 @@
 import copy
 import json
 
+import numpy as np
 import pytest
 import torch
 
@@ -36,7 +37,7 @@ def test_a_step_does_what_was_forecast(toys, session):
         state = json.dumps(session.state_dict())
         misses = session.summary().cache_misses
         forecast = session.forecast({"x.0": length})
-        assert forecast == session.forecast({"x.0": length})
+        assert forecast == session.forecast({"x.0": np.int64(length)})
         assert (state, misses) == (
             json.dumps(session.state_dict()),
             session.summary().cache_misses,

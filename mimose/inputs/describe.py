@@ -18,6 +18,7 @@ import types
 import weakref
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
+from numbers import Integral
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -298,12 +299,12 @@ class SizeTable:
                 known = ", ".join(self.spoken_names())
                 msg = f"shape: no size is called {name!r}; the model's are {known}"
                 raise MimoseError(msg)
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+            if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
                 msg = f"shape: {name} must be an integer of at least 1, got {size!r}"
                 raise MimoseError(msg)
             chosen = group[self._index[name]]
             sizes = [
-                size if column == chosen else other
+                int(size) if column == chosen else other
                 for column, other in zip(group, sizes, strict=True)
             ]
         return tuple(sizes)
