@@ -2,12 +2,15 @@
 
 Note: [Rows by a table]
 How many rows train the most tokens a second is asked of `Session.forecast` at anchors,
-a few lengths that cover all, and taken between them along lines in logarithms. What
-fits falls faster than any such line where lengths grow, so that between anchors there
-are rather too few rows than too many. A table is asked for anew in each round, and
-mostly answered at once; where it has changed, the samples that are left are cut into
-batches anew. So tables, and how many batches were drawn by each, are all that it takes
-to draw an epoch again.
+a few lengths that cover all. Between them what a row takes, its share of a batch, is
+taken to follow a line. It grows faster than any line where lengths grow, so that there
+are rather too few rows than too many. A table is asked for anew in each round; where it
+has changed, the samples that are left are cut into batches anew. So tables, and how
+many batches were drawn by each, are all that it takes to draw an epoch again.
+
+Note: [The longest come second]
+A session knows nothing of sizes far beyond those measured. So the longest samples of
+each size are drawn as soon as a step teaches something, which the first does not.
 """
 
 from __future__ import annotations
@@ -36,8 +39,11 @@ _FEW = 8
 """Rows without a limit and a session, and the most before anything is known."""
 _FIRST_ROWS = (1, 2, 4, 8)
 """Rows by turns until something is known: what follows rows shows where they vary."""
-_ROUND, _SETTLED_ROUND = 4, 16
-"""Batches between two tables, while they change and when they do not."""
+_ROUND, _LONG_ROUND = 4, 64
+"""Batches between two tables, at least and at most."""
+_OF_DRAWN = 4
+"""Tables are as many batches apart as this part of those that were drawn: what is known
+changes ever less, and to ask takes the host's time."""
 _DOUBLING = 0.03
 """What a batch twice as large has to bring, at least, as a share of tokens a second."""
 _SAME = 0.002
@@ -49,7 +55,7 @@ _SAFE = 0.75
 """Of the budget, what a batch half as large again as those known may take."""
 _LIKE, _LIKE_OF_SEVERAL = 1.015, 1.08
 """Lengths within such a factor come in random order; of several, the last decides."""
-_APART, _APART_OF_SEVERAL = 1.5, 4.0
+_APART, _APART_OF_SEVERAL = 2.0, 4.0
 """Between anchors, at most."""
 _STILL_SMALL = 64
 """Batches before anything is known, after which a warning says why."""
@@ -130,6 +136,13 @@ class BatchSampler(Sampler[list[int]]):
     ) -> None:
         by_name = lengths if isinstance(lengths, Mapping) else {"lengths": lengths}
         self._names = list(lengths) if isinstance(lengths, Mapping) else None
+        for name in self._names or ():
+            if not name.rpartition(".")[2].isdigit():
+                msg = (
+                    f"lengths: {name!r} names no size; give the model's argument and "
+                    f"the dimension, such as 'input_ids.1'"
+                )
+                raise ValueError(msg)
         columns = [_checked(name, column) for name, column in by_name.items()]
         if len({len(column) for column in columns}) != 1:
             told = {name: len(column) for name, column in by_name.items()}
@@ -164,6 +177,8 @@ class BatchSampler(Sampler[list[int]]):
         self._table: _Table = None
         self.is_settled = self._is_expecting = False
         self._warned = False
+        self._n_asked = 0
+        """Batches of all epochs that this sampler was asked for."""
         self._reset()
 
     # ------------------------------------------------------------------ an epoch
@@ -175,6 +190,8 @@ class BatchSampler(Sampler[list[int]]):
         self._history: list[tuple[int, _Table]] = []
         """Each table, and how many batches were drawn before it."""
         self._order = self._sorted()
+        self._is_longest = np.isin(self._order, self._lengths.argmax(axis=0))
+        """Of places in the order, which hold a longest sample."""
         self._is_left = np.ones(len(self._order), dtype=bool)
         self._steps: list[list[_Ints]] = []
         """Batches to come, one a rank, as places in the order; the next comes last."""
@@ -195,8 +212,9 @@ class BatchSampler(Sampler[list[int]]):
         while self._steps or not self._history:
             if not left and not self._is_frozen:
                 self._renew()
-                left = _SETTLED_ROUND if self.is_settled else _ROUND
+                left = min(max(_ROUND, self._n_asked // _OF_DRAWN), _LONG_ROUND)
             left -= 1
+            self._n_asked += 1
             if self._steps:  # none are left where those that are not full are dropped
                 batch = self._draw()[self._rank]
                 self._is_over = not self._steps
@@ -367,6 +385,10 @@ class BatchSampler(Sampler[list[int]]):
         if self._shuffle:
             rng = np.random.default_rng((self._seed, self.epoch, self.n_drawn))
             batches = [batches[i] for i in rng.permutation(len(batches))]
+        if table == []:  # Note: [The longest come second]
+            batches.sort(key=lambda batch: not self._is_longest[batch].any())
+            k = sum(bool(self._is_longest[batch].any()) for batch in batches)
+            batches = [*batches[k : k + n], *batches[:k], *batches[k + n :]]
         steps = [batches[i : i + n] for i in range(0, len(batches), n)]
         self._steps = steps[::-1]
 
@@ -411,10 +433,13 @@ class BatchSampler(Sampler[list[int]]):
             rows = np.full(len(lengths), math.inf if is_bounded else _FEW)
         else:
             rows = self._first_rows(tokens)
-            if self._table:
+            if any(self._table):
                 known = np.array(self._table, dtype=float)
-                first = self._first_rows(self._at_anchors.sum(axis=1))
-                rows = _between(self._anchors, np.where(known, known, first), lengths)
+                there = self._at_anchors.sum(axis=1)
+                least = (known * there)[known > 0.0].min()  # tokens where some are
+                first = (least / there).clip(1.0, max(_FEW, known.max()))
+                known = np.where(known, known, first)
+                rows = _between(self._anchors, known, lengths)
         if self._max_tokens is not None:
             rows = np.minimum(rows, self._max_tokens / tokens)
         whole: NDArray[np.float64] = np.floor(
@@ -434,14 +459,11 @@ class BatchSampler(Sampler[list[int]]):
         """Begin a round: ask for a table, and take it if it is another one."""
         before, table = self._table, self._agreed(self._forecast_or_none())
         is_same = bool(self._history) and table == before
-        self.is_settled = is_same and bool(table) and all(table or ())
+        self.is_settled = is_same and any(table or ())
         if not is_same:
             self._take(table)
-            pairs = zip(table or (), before or (), strict=False)
-            if (
-                any(now > 1.25 * then for now, then in pairs)
-                and torch.accelerator.is_available()
-            ):
+            has_grown = np.sum(table or 0) > 1.25 * np.sum(before or 0)
+            if has_grown and before and torch.accelerator.is_available():
                 torch.accelerator.empty_cache()  # blocks of smaller batches are gaps
 
     def _forecast_or_none(self) -> _Table:
@@ -470,22 +492,23 @@ class BatchSampler(Sampler[list[int]]):
 
     def _forecast(self, session: Session) -> list[int]:
         """Return the best rows at each anchor by what the session knows now."""
+        known = self._table or []
         try:
             shape = session.forecast().shape
             why = f"of the sizes {', '.join(shape)}, rows or lengths have not varied"
-        except MimoseError as error:  # nothing is known yet, or any more
-            shape, why = {}, str(error)
+        except MimoseError as error:  # nothing is known yet, or any more: detached
+            shape, known, why = {}, [], str(error)
         rows = [name for name in shape if name.endswith(".0")]
         names = self._names or self._only_name(shape)
         if not rows or (not names and np.ptp(self._lengths)):
-            if self.n_drawn >= _STILL_SMALL and not self._table and not self._warned:
+            if self.n_drawn >= _STILL_SMALL and not known and not self._warned:
                 self._warned = True
                 _log.warning(
                     "mimose.BatchSampler draws small batches still, after %d: %s",
                     *(self.n_drawn, why),
                 )
-            return self._table or []
-        before = self._table or [0] * len(self._at_anchors)
+            return known
+        before = known or [0] * len(self._at_anchors)
         return [
             self._best_rows(session, rows, dict(zip(names, lengths, strict=False)), old)
             for lengths, old in zip(self._at_anchors.tolist(), before, strict=True)
@@ -530,27 +553,28 @@ class BatchSampler(Sampler[list[int]]):
             return math.log(n / found.seconds) - _DOUBLING * math.log2(n)
 
         start = int(np.searchsorted(_GRID, old)) if old else 0
-        at = _climb(score, start)
+        at = _climb(score, start, (4, 2, 1) if old else (8, 4, 2, 1))
         n = _GRID[at]
-        if old and abs(n - old) < _NEAR * old and score(start) > _UNFIT:
-            return old
         if not ask(n).fits:
             return 0 if ask(n).fits is None else 1
-        if n == 1 or _GRID[at + 1] > most or ask(_GRID[at + 1]).fits is not None:
-            return n
-        # All is recomputed where more rows were not measured: that grows by a line.
-        half, whole = (ask(each, 1).peak_bytes or math.inf for each in (n // 2, n))
-        more = max(1, n // 2)
-        is_safe = whole + more / (n - n // 2) * (whole - half) < _SAFE * session.budget
-        return min(n + more, int(most)) if is_safe else n
+        if 1 < n < most and ask(_GRID[at + 1]).fits is None:
+            # All is recomputed where more rows were not measured: that grows by a line.
+            half, whole = (ask(each, 1).peak_bytes or math.inf for each in (n // 2, n))
+            more = max(1, n // 2)
+            peak = whole + more / (n - n // 2) * (whole - half)
+            if peak < _SAFE * session.budget:
+                return min(n + more, int(most))
+        is_near = abs(n - old) < _NEAR * old and score(start) > _UNFIT
+        return old if is_near else n
 
 
-def _climb(score: Callable[[int], float], start: int) -> int:
+def _climb(score: Callable[[int], float], start: int, steps: Sequence[int]) -> int:
     """Return where a score that has one hill is highest, near the start if it is flat.
 
     Args:
         score: Of a place on the grid.
         start: The first place.
+        steps: How far to go at once, as long as that is higher; then the next.
     """
     scores: dict[int, float] = {}
 
@@ -561,13 +585,11 @@ def _climb(score: Callable[[int], float], start: int) -> int:
             scores[at] = score(at)
         return scores[at]
 
-    at, step = start, 8
-    while step:
+    at = start
+    for step in steps:
         to = max(at + step, at - step, key=of)
-        if of(to) > of(at) + _SAME:
-            at = to
-        else:
-            step //= 2
+        while of(to) > of(at) + _SAME:
+            at, to = to, 2 * to - at
     return at
 
 
@@ -596,28 +618,26 @@ def _anchors(column: _Ints, is_one_of_several: bool) -> _Ints:
 
 
 def _between(
-    anchors: Sequence[_Ints], values: NDArray[np.float64], lengths: _Ints
+    anchors: Sequence[_Ints], rows: NDArray[np.float64], lengths: _Ints
 ) -> NDArray[np.float64]:
-    """Return values between anchors, along lines in the logarithms of both.
+    """Return rows between anchors: what a row takes follows a line along each axis.
 
     Args:
         anchors: Along each axis.
-        values: (A,) at all of them, the last axis fastest.
+        rows: (A,) at all of them, the last axis fastest.
         lengths: (M, K), within.
     """
     corners = [(np.zeros(len(lengths), dtype=np.int64), np.ones(len(lengths)))]
     for axis, column in zip(anchors, lengths.T, strict=True):
         left = np.clip(np.searchsorted(axis, column, "right") - 1, 0, len(axis) - 1)
         right = np.minimum(left + 1, len(axis) - 1)
-        gap = np.log(axis[right] / axis[left])
-        share = np.log(column / axis[left]) / np.where(gap > 0.0, gap, 1.0)
+        share = (column - axis[left]) / np.maximum(axis[right] - axis[left], 1)
         corners = [
             (at * len(axis) + side, weight * part)
             for at, weight in corners
             for side, part in ((left, 1.0 - share), (right, share))
         ]
-    logs = np.log(values)
     total = np.zeros(len(lengths))
     for at, weight in corners:
-        total += weight * logs[at]
-    return np.exp(total) + 1e-9
+        total += weight / rows[at]
+    return 1.0 / total + 1e-9

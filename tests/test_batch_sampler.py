@@ -1,5 +1,6 @@
 """Batches whose rows follow their lengths: epochs, ranks, resuming, and growing."""
 
+import itertools
 import json
 
 import pytest
@@ -109,6 +110,17 @@ def test_batches_are_of_like_lengths_in_random_order():
     assert min(sources) == sources[in_order[-1][-1]]
 
 
+def test_the_longest_come_second():
+    """While nothing is known, and alone: behind them no length is beyond what was."""
+    draw = torch.Generator().manual_seed(0)
+    sources, targets = torch.randint(1, 900, (2, 500), generator=draw).tolist()
+    sampler = mimose.BatchSampler({"input_ids.1": sources, "labels.1": targets})
+    sampler.expect_session()
+    _, *second = itertools.islice(sampler, 3)
+    seen = {at for batch in second for at in batch}
+    assert {sources.index(max(sources)), targets.index(max(targets))} <= seen
+
+
 def _padding(batches, lengths):
     held = sum(len(batch) * max(lengths[at] for at in batch) for batch in batches)
     return 1.0 - sum(lengths) / held
@@ -119,6 +131,8 @@ def test_what_cannot_be_drawn_from_is_an_error():
     for lengths in ([], [[1, 2]], [1.5], [3, 0]):
         with pytest.raises(ValueError, match="lengths"):
             mimose.BatchSampler(lengths)
+    with pytest.raises(ValueError, match="'labels' names no size"):
+        mimose.BatchSampler({"input_ids.1": [1, 2], "labels": [1, 2]})
     for options in ({"max_rows": 0}, {"rank": 2, "world_size": 2}, {"world_size": 9}):
         with pytest.raises(ValueError):
             mimose.BatchSampler([1, 2, 3], **options)
