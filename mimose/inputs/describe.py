@@ -18,7 +18,6 @@ import types
 import weakref
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from numbers import Integral
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
@@ -299,7 +298,7 @@ class SizeTable:
                 known = ", ".join(self.spoken_names())
                 msg = f"shape: no size is called {name!r}; the model's are {known}"
                 raise MimoseError(msg)
-            if isinstance(size, bool) or not isinstance(size, Integral) or size < 1:
+            if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
                 msg = f"shape: {name} must be an integer of at least 1, got {size!r}"
                 raise MimoseError(msg)
             chosen = group[self._index[name]]
