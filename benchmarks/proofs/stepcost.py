@@ -22,17 +22,15 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
+from benchmarks.proofs.playback import Playback
 from mimose.bench.device import SIM
 from mimose.bench.zoo import ZOO
-from mimose.planners import Plan, PlanningProblem
-from mimose.planners.timeline import judge as laid_out
-from mimose.session import Session, attach
+from mimose.session import attach
 
 QUESTION = "What does a step take of the host, beside bare and checkpointed ones?"
 OPTIONS = (
@@ -43,9 +41,9 @@ OPTIONS = (
 
 _N_LAYERS = 24
 _CONFIG = {"num_hidden_layers": _N_LAYERS, "hidden_size": 16, "intermediate_size": 32}
-_PLANS: Mapping[str, tuple[int, str, float]] = {
-    "keep all": (0, "bare", 1.15),
-    "recompute all": (1, "checkpointed", 1.0),
+_PLANS: Mapping[str, tuple[str, str, float]] = {
+    "keep all": ("k", "bare", 1.15),
+    "recompute all": ("r", "checkpointed", 1.0),
 }
 """What each layer does; beside what its CPU time is held, and how many times as much it
 may take."""
@@ -85,19 +83,6 @@ def judge(name: str, rows: Sequence[Row]) -> common.Verdict:
 # ------------------------------------------------------------------ in the child
 
 
-class Told:
-    """A planner that does what it is told: see `choice`."""
-
-    name = "told"
-    choice = 0
-    """0 to keep all and 1 to recompute all."""
-
-    def plan(self, problem: PlanningProblem) -> Plan:
-        """Make the plan; its budget is not read."""
-        choice = np.full(problem.held_bytes.shape[0], self.choice, dtype=np.intp)
-        return laid_out(problem, choice, planner=self.name)
-
-
 def work(task: Task) -> Rows:
     """Time the plans."""
     torch.manual_seed(task["seed"])
@@ -111,15 +96,22 @@ def work(task: Task) -> Rows:
     (enable or checkpointed.gradient_checkpointing_enable)()  # before transformers 5.8
     bare = copy.deepcopy(model)
     ways = {"bare": bare, "checkpointed": checkpointed, "attached": model}
-    planner = Told()
-    with attach(model, common.AMPLE_BYTES, planner=planner, actions="whole") as session:
-        for step in range(_WARM_UP_STEPS):  # on other shapes, until plans come
-            _step(model, (4, 8, 12, 16)[step % 4])
-        for name, (planner.choice, _, _) in _PLANS.items():
+    playback = Playback()
+    playback.tell("k" * _N_LAYERS)
+    how: Any = {"planner": playback, "actions": "whole"}
+    with attach(model, common.AMPLE_BYTES, **how) as session:
+        for number in range(_WARM_UP_STEPS):  # on other shapes, until plans come
+            _step(model, (4, 8, 12, 16)[number % 4])
+        for length, (name, (action, _, _)) in enumerate(_PLANS.items(), 5):
             # A shape, and so a plan, of its own
-            length = 5 + planner.choice
+            playback.tell(action * _N_LAYERS)
             steps = {way: partial(_step, each, length) for way, each in ways.items()}
-            _settle(session, steps, planner.choice)
+            for _ in range(_MOST_STEPS):  # until the plan comes from the cache
+                for step in steps.values():
+                    step()
+                if session.records[-1].cache_hit:
+                    break
+            playback.check(session)
             calls = {f"{way}_calls": _calls(step) for way, step in steps.items()}
             for index in range(task["rounds"]):
                 seconds = {
@@ -138,24 +130,6 @@ def _step(model: nn.Module, length: int) -> None:
     labels = torch.zeros(2, dtype=torch.long, device=device)
     model(input_ids=tokens, attention_mask=tokens, labels=labels).loss.backward()
     model.zero_grad(set_to_none=True)
-
-
-def _settle(
-    session: Session, steps: Mapping[str, Callable[[], None]], choice: int
-) -> None:
-    """Train until the plan comes from the cache.
-
-    Raises:
-        RuntimeError: It does not.
-    """
-    for _ in range(_MOST_STEPS):
-        for step in steps.values():
-            step()
-        record = session.records[-1]
-        if record.cache_hit and record.n_recomputed == choice * _N_LAYERS:
-            return
-    msg = f"a step was {record.phase} ({record.reason}), not the plan {choice}"
-    raise RuntimeError(msg)
 
 
 def _cpu_seconds(call: Callable[[], object], times: int) -> float:

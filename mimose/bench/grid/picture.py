@@ -69,15 +69,18 @@ def draw_grid(summaries: Sequence[CellSummary], path: Path) -> None:
     from matplotlib.figure import Figure
 
     workloads = list(dict.fromkeys(summary.workload for summary in summaries))
-    n_rows = -(-len(workloads) // _COLUMNS)
-    figure = Figure(figsize=(11, 3.4 * n_rows + 0.9), dpi=130, layout="constrained")
-    grid = list(figure.subplots(n_rows, _COLUMNS, squeeze=False, sharex=True).flat)
+    n_columns = min(_COLUMNS, len(workloads))
+    n_rows = -(-len(workloads) // n_columns)
+    size = 1.5 + 4.75 * n_columns, 3.4 * n_rows + 1.2
+    figure = Figure(figsize=size, dpi=130, layout="constrained")
+    grid = list(figure.subplots(n_rows, n_columns, squeeze=False, sharex=True).flat)
     handles: dict[str, Artist] = {}
     for axes, workload in zip(grid, workloads, strict=False):
         _draw_workload(axes, [s for s in summaries if s.workload == workload])
         if workload in _PUBLISHED:
             _draw_published(axes, workload)
         axes.set_title(workload, loc="left", fontsize=10, weight="bold")
+        axes.set(xlabel="budget", ylabel="time ÷ plain training's")
         axes.spines[["top", "right"]].set_visible(False)
         found, names = axes.get_legend_handles_labels()
         handles |= dict(zip(names, found, strict=True))
@@ -87,12 +90,12 @@ def draw_grid(summaries: Sequence[CellSummary], path: Path) -> None:
         list(handles.values()),
         list(handles),
         loc="outside lower center",
-        ncols=6,
+        ncols=3 * n_columns,
         frameon=False,
     )
     text = (
-        "Time of a step, plain training being 1, at budgets between everything "
-        "recomputed (0) and kept (1).\nCrosses broke the budget, or failed"
+        "Time of a step, by budget: 0 is what the longest batch needs with all\n"
+        "recomputed, 1 with all kept. A cross broke the budget, or failed"
     )
     figure.suptitle(text, x=0.01, ha="left", fontsize=11)
     figure.savefig(path)
@@ -116,8 +119,8 @@ def _draw_workload(axes: Axes, cells: Sequence[CellSummary]) -> None:
             color=colour,
             linewidth=2.6 if is_mine else 1.1,
             zorder=3 if is_mine else 2,
-            label=strategy,
         )
+        axes.plot([], [], "-o", color=colour, markersize=4, label=strategy)
         for share, (cell, ratio) in timed.items():
             marker = "o" if cell.keeps_budget else "x"
             size = 6 if is_mine else 4

@@ -332,7 +332,10 @@ def sentences(summaries: Sequence[CellSummary]) -> Iterator[str]:
             where.setdefault((summary.strategy, summary.problem), []).append(place)
     for (strategy, why), places in where.items():
         yield f"{strategy}, {', '.join(dict.fromkeys(places))}: {why}"
-    yield "[…] is over the budget, and counts for nothing; ± is half the 95% interval."
+    if any(s.steps_over for s in summaries):
+        yield "[…] is over the budget, and counts for nothing."
+    if any(s.seconds_low is not None for s in summaries):
+        yield "± is half the 95% interval."
     if any(s.problem == INTERRUPTED for s in summaries):
         yield "(…) was interrupted, and counts for nothing."
 
@@ -343,9 +346,10 @@ def _comparison(found: Comparison) -> str:
         interval = f" ({found.seconds.low:.3f} to {found.seconds.high:.3f})"
     if found.flops_ratio is not None:
         redone = f", and recomputes {found.flops_ratio:.2f}× as much"
+    cells = "1 cell" if found.cells == 1 else f"{found.cells} cells"
     return (
         f"mimose takes {found.seconds.value:.3f}{interval} of the time of "
-        f"{found.other}{redone}: {found.cells} cells in which both keep the budget."
+        f"{found.other}{redone}: {cells} in which both keep the budget."
     )
 
 
