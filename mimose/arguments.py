@@ -109,7 +109,7 @@ def check_watched(loader: object) -> None:
 
 
 def check_shapes(shapes: Iterable[Mapping[str, int]]) -> list[Mapping[str, int]]:
-    """Return shapes that are told by name, as a list.
+    """Return shapes that are given by name, as a list.
 
     Raises:
         TypeError: One is no mapping, or is not iterable.

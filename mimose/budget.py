@@ -43,7 +43,7 @@ def parse_budget(
             Text without a unit is bytes, and no less than 2**20 of them. ``"+400MiB"``
             is so much more than is held now.
         device_bytes: What the device has, for fractions; None if unknown.
-        held_bytes: Tells what is held now; None where nobody can.
+        held_bytes: Reads what is held now; None where nothing can.
 
     Returns:
         The budget in bytes, at least 1.
@@ -51,7 +51,7 @@ def parse_budget(
     Raises:
         BudgetError: The value has another type, no known unit, is not positive, more
             than anything has, a fraction of an unknown total, or relative to what
-            nobody can tell.
+            cannot be read.
     """
     if isinstance(budget, str):
         return _parse_text(budget, device_bytes, held_bytes)
@@ -156,7 +156,7 @@ def _parse_text(
         return _positive(text, n_bytes)
     if held_bytes is None:
         msg = (
-            f"budget {text!r} is relative to what is held now, which cannot be told "
+            f"budget {text!r} is relative to what is held now, which cannot be read "
             f"here; give all of it, as in '6GiB'"
         )
         raise BudgetError(msg)

@@ -62,7 +62,7 @@ _CALLS_A_LAYER = 8
 """A plan for more calls of layers than that is not agreed on."""
 _N_HEAD = 4
 """Whether one has no plan, whether one measures, the hash of the calls, its negative:
-what stands before what is told layer by layer."""
+what comes before the part that goes layer by layer."""
 _DDP = "is a DistributedDataParallel"
 _side: tuple[Any, Any] | None = None
 """The default group, and the group beside it that agrees."""
@@ -87,7 +87,7 @@ def find_ranks(
     user lets ranks wait.
 
     Args:
-        agree: ``"auto"``, None for nobody, or the group of those that run the same.
+        agree: ``"auto"``, None for none, or the group of ranks that run the same.
         names: Of the layers.
         modules: The layers.
 
@@ -199,7 +199,7 @@ class Ranks:
 
         Args:
             layers: The layers.
-            learner: Is told which actions they may run under.
+            learner: Records which actions they may run under.
         """
         menu = learner.model.menu
         finer = menu.names[1:-1]
@@ -514,7 +514,7 @@ def why_step_waits(root: nn.Module, layers: Sequence[Layer] = ()) -> str:
 def ddp_around(root: nn.Module) -> nn.parallel.DistributedDataParallel | None:
     """Return the wrapper that reduces a model's gradients, if there is one.
 
-    It is looked for among all objects that live: nothing in the model tells of it.
+    It is looked for among all objects that live: nothing in the model refers to it.
 
     Args:
         root: The model.

@@ -6,7 +6,7 @@ The tree::
     ├── BudgetError (ValueError)            the budget cannot be read
     │   └── InfeasibleBudgetError           no plan reaches the budget
     ├── NoUnitsError (ValueError)           nothing in the model to plan for
-    ├── AlreadyAttachedError (RuntimeError) somebody else plans this model
+    ├── AlreadyAttachedError (RuntimeError) another session plans this model
     │   └── CheckpointingConflictError      the model checkpoints by itself
     ├── ChangedWeightsError (RuntimeError)  a layer cannot be recomputed any more
     ├── RecomputationError (RuntimeError)   a layer was not the same when run again
@@ -69,9 +69,9 @@ class RecomputationError(MimoseError, RuntimeError):
 class NotRecomputableError(MimoseError, RuntimeError):
     """Layers turned out to be such as must be kept, in a forward.
 
-    Most often the forward is run again at once, and nobody sees this. It reaches the
-    user where the forward has changed the batch meanwhile, or where other ranks wait
-    for the forward and this is not the session's first.
+    Most often the forward is run again at once, and this error is not seen. It reaches
+    the user where the forward has changed the batch meanwhile, or where other ranks
+    wait for the forward and this is not the session's first.
 
     Attributes:
         layers: The layers' names by their place among the session's layers.
@@ -96,7 +96,7 @@ class NotRecomputableError(MimoseError, RuntimeError):
 class LateChangeError(MimoseError, RuntimeError):
     """A layer changed a buffer, or an object that it holds, as never before.
 
-    Most often that is put back and the forward run again, and nobody sees this.
+    Most often that is put back and the forward run again, and this error is not seen.
 
     Attributes:
         layer: The layer's name.

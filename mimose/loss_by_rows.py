@@ -9,7 +9,7 @@ transformers' models go this way in steps whose budget asks for it
 Note: [Rows]
 A row's log-softmax and gradient have the same bits in any chunk, as long as the kernel
 finds the row at a like address: vectorised kernels begin at a multiple of 16 bytes, and
-so does each chunk. The sum over all rows is left to the plain operator, which is told
+so does each chunk. The sum over all rows is left to the plain operator, which gets
 of one class, the label's: another order would round otherwise.
 
 Note: [Edits]
@@ -23,7 +23,7 @@ The gradient takes the memory of the logits where the backward alone holds them.
 of the user's count on the tensor's Python object, nodes of the graph on its C++ half,
 views and aliases on its storage; weak references are counted, too. What these counts
 are for a sole holder depends on torch and Python, so it is seen once on a small tensor,
-in a thread of its own, where no hooks or modes of the user's run. With any other counts
+in a separate thread, where no hooks or modes of the user's run. With any other counts
 the logits stay as they are.
 """
 
@@ -103,7 +103,7 @@ def cross_entropy(
 
     Logits of shape (N, V), with a class for each row, are worked on by chunks of rows,
     forward and backward: nothing but their gradient takes as much as they do, and that
-    takes their place where nobody else holds them. It costs one log-softmax more.
+    takes their place where no other code holds them. It costs one log-softmax more.
 
     Where rows alone do not give the same bits, the plain function does the work: with
     class weights, label smoothing, probabilities as targets or more dimensions, inside
@@ -291,7 +291,7 @@ def _raise_if_edited(saved: _Fingerprint, again: _Fingerprint) -> None:
     """Raise a RecomputationError where the logits are not what they were.
 
     An accelerator is asked when the backward has ended, so that it has work until then.
-    While it records a graph nobody can wait, and no host edits anything.
+    While it records a graph the host cannot wait, and no host edits anything.
     """
 
     def check() -> None:

@@ -634,7 +634,7 @@ class Splitter:
         return n == 1
 
     def _note(self, rows: Rows, chosen: _Ints) -> None:
-        """Take note of what a micro-batch took, and what its sizes are called."""
+        """Record what a micro-batch took, and what its sizes are called."""
         n, widths = len(chosen), rows.widths(chosen)
         record = self._engine.records[-1] if self._engine.records else None
         if record is not None:

@@ -47,7 +47,7 @@ def describe(
 
 
 def plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state as it comes back from JSON: dicts, lists, texts and numbers.
+    """Return a state as JSON returns it: dicts, lists, texts and numbers.
 
     That is what `torch.load` takes with `weights_only=True`; it refuses a checkpoint
     that has a named tuple in it.

@@ -32,7 +32,7 @@ def operators_of(output: object, began: int) -> set[str]:
 
     Args:
         output: What it returned.
-        began: What `next_sequence_number` told as it began.
+        began: What `next_sequence_number` returned as it began.
     """
     left = [tensor.grad_fn for tensor in tensors_in(output)]
     seen: set[Any] = set()

@@ -144,7 +144,7 @@ def saved_names(node: Any) -> tuple[str, ...]:
     """Return the names under which a node has saved tensors.
 
     Those of Python's own functions are numbered and not among them. What nodes save is
-    told to Python for tests and tools such as torchviz (#52451), and each name begins
+    shown to Python for tests and tools such as torchviz (#52451), and each name begins
     in the same way since then.
     """
     prefix = "_raw_saved_"
@@ -156,7 +156,7 @@ def saved_names(node: Any) -> tuple[str, ...]:
 
 
 def saved_value(node: Any, name: str) -> Any:
-    """Return what a node has saved: a tensor, or what it was told. See `saved_names`.
+    """Return what a node has saved: a tensor, or another argument. See `saved_names`.
 
     Raises:
         RuntimeError: The tensor was edited in place since, or the graph is gone.
@@ -397,11 +397,11 @@ device_statistics: Callable[[int], Mapping[str, Any]] = (
 )
 """An allocator's numbers, nested, by a device's index: 11 µs in place of 136 for the
 public ``torch.accelerator.memory_stats``, which flattens them (#152932 leaves the
-nested form out until somebody needs it)."""
+nested form out until a user needs it)."""
 
 
 def allocator_settings() -> str:
-    """Return what the allocator was told, at run time too; "" where nobody tells.
+    """Return the allocator's settings, those made at run time too; "" if not known.
 
     From the work on one configuration for all accelerators (#149601, #165291).
     """
@@ -414,7 +414,7 @@ def empty_host_cache() -> None:
 
     ``torch.accelerator.empty_host_cache`` is public where torch has it (#171270), and
     not to be called on devices without such an allocator (#197561). Before it CUDA had
-    one of its own (#134332). Where neither is there nothing is unpinned.
+    its own (#134332). Where neither is there nothing is unpinned.
     """
     empty = getattr(torch.accelerator, "empty_host_cache", None)
     empty = empty or getattr(torch._C, "_host_emptyCache", None)
@@ -426,7 +426,7 @@ def empty_host_cache() -> None:
 
 
 def group_timeout(group: Any) -> timedelta | None:
-    """Return how long collectives of a group wait; None where nobody tells.
+    """Return how long collectives of a group wait; None if not known.
 
     The argument is public, what was given is not since #56531. Of several backends the
     longest counts.
@@ -488,7 +488,7 @@ def shards_over(group: Any) -> int:
 
 
 def leaves_resharding_to_fsdp(module: nn.Module) -> bool:
-    """Whether ``fully_shard`` was not told to give whole parameters back, or not to.
+    """Whether ``fully_shard`` was called without ``reshard_after_forward``.
 
     Then the outermost module keeps them, from its first forward on, and all others do
     not. Public is the argument alone; seen in 2.13.

@@ -54,7 +54,7 @@ class Measured:
     image rounds odd sides up, which no polynomial of its inputs' sizes does.)"""
     action: str
     family: str = ""
-    """Told once it has run: what it returns is part of it."""
+    """Known once it has run: what it returns is part of it."""
     held_bytes: dict[str, float] = field(default_factory=dict)
     """By action, from the tracker; empty until the call is recomputed."""
     flops: int = 0
@@ -70,7 +70,7 @@ class Measured:
     freed: tuple[str, str, float] | None = None
     """An action that holds less than another does by what others had made."""
     kept_output_bytes: float | None = None
-    """Of what it returns, what it saves itself if it is kept; None: nobody has told."""
+    """Of what it returns, what it saves itself if it is kept; None: not known."""
     has_gradient: bool = False
 
     def leave(self, sizes: Sizes) -> None:
@@ -78,16 +78,16 @@ class Measured:
         self.sizes += sizes
 
     def belong_to(self, family: str) -> None:
-        """Take note of its family."""
+        """Record its family."""
         self.family = family
 
     def note_gradient(self) -> bool:
-        """Take note of a gradient; return whether it is the first."""
+        """Record a gradient; return whether it is the first."""
         is_first, self.has_gradient = not self.has_gradient, True
         return is_first
 
     def keep(self, action: str) -> None:
-        """Take note that it was kept, whatever was meant to be done."""
+        """Record that it was kept, whatever was meant to be done."""
         self.action = action
 
     def tell_held(self, action: str, n_bytes: float) -> None:

@@ -1,4 +1,4 @@
-"""What a command line may hold, and how it is told what it cannot.
+"""What a command line may hold, and the errors for what it may not.
 
 The functions that read an option's value are argparse's types: it shows the message of
 their `ArgumentTypeError` to people, and for any other error the function's own name.

@@ -41,7 +41,7 @@ __all__ = [
 
 
 def make_planner(planner: str | Planner) -> Planner:
-    """Turn a name into a planner; a planner is handed back as it is.
+    """Turn a name into a planner; a planner is returned as it is.
 
     Args:
         planner: ``"auto"``, ``"greedy"``, ``"optimal"``, ``"none"``, ``"full"``, or

@@ -1,4 +1,4 @@
-"""What may happen to a call's activations, told as data."""
+"""What may happen to a call's activations, as data."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -61,7 +61,7 @@ class Menu:
     """(K,) the actions' names, as `PlanningProblem.actions` has them."""
 
     def __post_init__(self) -> None:
-        """Check that actions can be told apart."""
+        """Check that names and codes are distinct."""
         object.__setattr__(self, "names", tuple(spec.name for spec in self.specs))
         if not self.specs:
             msg = "a menu needs an action, got none"
@@ -110,4 +110,4 @@ FINE_MENU = Menu((KEEP, SELECTIVE, RECOMPUTE))
 """All exact actions that stay on the device."""
 
 EXACT_MENU = Menu((KEEP, RECOMPUTE))
-"""Whole layers: what sessions use unless they are told otherwise."""
+"""Whole layers: what sessions use by default."""

@@ -1,7 +1,7 @@
 """The plan with the least peak, and the error where it is not low enough.
 
 Note: [Lossy actions]. Whoever allows lossy actions has planners choose them where they
-cost least. But a plan of the least peak is what a step falls back on, and nobody asked
+cost least. But a plan of the least peak is what a step falls back on, and no user asked
 for noise in gradients where there is memory enough. So it holds exact actions alone
 (but where a call has none) as long as such a plan keeps the budget. Where none does,
 lossy ones are taken as well, and the least peak that is reported is theirs: with them

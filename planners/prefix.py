@@ -161,7 +161,7 @@ class PrefixForm:
 
 
 def _undominated(cost: FloatArray) -> BoolArray:
-    """Tell of walks, least bytes first, which cost less than all before them."""
+    """Mark the walks, least bytes first, that cost less than all before them."""
     is_cheaper = np.empty(len(cost), np.bool_)
     is_cheaper[:1] = cost[:1] < np.inf
     lowest = np.minimum.accumulate(cost)

@@ -60,7 +60,7 @@ class PlanningProblem:
 
     held_bytes: FloatArray
     """(C, K) what the call leaves alive from its exit until its backward. Negative
-    where it moves more of what it was handed to the host than it saves."""
+    where it moves more of its inputs to the host than it saves."""
 
     forward_transient_bytes: FloatArray
     """(C, K) highest level in its forward, over the level at its entry."""

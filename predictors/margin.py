@@ -58,7 +58,7 @@ class SafetyMargin:
         return max(0.0, headroom_bytes - self.noise_bytes) / (1.0 + share)
 
     def observe(self, predicted_bytes: float, observed_bytes: float) -> None:
-        """Take note of how a prediction came out.
+        """Record how a prediction came out.
 
         Args:
             predicted_bytes: The growth that was predicted.
@@ -163,7 +163,7 @@ class LearnedLimit:
         self._n_quiet, self._n_needed = 0, _QUIET // 2
 
     def ran_out(self, held_bytes: float) -> None:
-        """Take note of an allocation that failed.
+        """Record an allocation that failed.
 
         Args:
             held_bytes: The most that was held before it did.
@@ -172,7 +172,7 @@ class LearnedLimit:
         self._n_quiet, self._n_needed = 0, min(2 * self._n_needed, _MOST_QUIET)
 
     def step(self, budget_bytes: float) -> None:
-        """Take note of a step in which memory did not run out.
+        """Record a step in which memory did not run out.
 
         Args:
             budget_bytes: The budget.

@@ -49,7 +49,7 @@ _MANY_SHAPES, _BEARABLE = 8, 5.0
 """A peak of so many shapes, raised by its error, is believed up to so many times."""
 _FOLDS = 5
 _SHARE = 0.95
-"""Errors count but for one in 20: a process's memory jumps for reasons of its own."""
+"""Errors count but for one in 20: a process's memory jumps for other reasons."""
 
 
 class Estimator(Protocol):
@@ -340,7 +340,7 @@ class Fit:
     def is_trusted(self, scale: float) -> bool:
         """Whether it may speak of shapes that were not measured.
 
-        That is where shapes that were left out are told to what is tolerated.
+        That is where shapes that were left out are predicted to what is tolerated.
 
         Args:
             scale: How large a step is: an error is small against it.

@@ -170,7 +170,7 @@ def _fill_signs(elements: torch.Tensor, signs: torch.Tensor) -> None:
 
 
 def _leave(_: torch.Tensor) -> None:
-    """Leave elements as they are: nobody reads them."""
+    """Leave elements as they are: no backward reads them."""
 
 
 class _CallCodec(TorchFunctionMode):

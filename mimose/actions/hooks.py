@@ -47,8 +47,8 @@ from mimose.torch_private import (
 )
 
 _LEAST_BYTES = 4096
-"""Smaller storages stay: packing takes microseconds to begin, and the record of what
-became of one takes most of a kilobyte itself."""
+"""Smaller storages stay: compressing takes microseconds to begin, and the record of one
+takes most of a kilobyte itself."""
 _WITH_STREAMS = frozenset({"cuda", "xpu"})
 _SAME_VALUES = frozenset(
     ("TBackward0", "ToCopyBackward0", "TransposeBackward0", "ViewBackward0")
@@ -109,7 +109,7 @@ class Box:
         if self._back is not None and self._stream == stream:
             return self._back
         storage = self.packed.unpack()
-        if current_graph_task() != NO_GRAPH_TASK:  # else somebody looks at it
+        if current_graph_task() != NO_GRAPH_TASK:  # else another hook reads it
             self._back, self._stream = storage, stream
             if keeps_graph():
                 queue_callback(self._forget)
@@ -178,7 +178,7 @@ class _Seen:
         self._storage: weakref.ref[Any] = weakref.ref(storage)
 
     def now(self) -> torch.UntypedStorage | None:
-        """Return the storage; None where nobody holds it any more."""
+        """Return the storage; None where it has been freed."""
         found: torch.UntypedStorage | None = self._storage()
         return found
 
@@ -232,7 +232,7 @@ class CallHooks:
         drop_saved_hooks(self._outer)
 
     def _pack(self, tensor: torch.Tensor) -> _Saved:
-        with without_dispatch_modes():  # nobody is to count this
+        with without_dispatch_modes():  # no tracker counts this
             saved = _Saved(tensor, self._box(tensor), self._refuse)
         if saved.tensor.numel():
             self._exact.append(weakref.ref(saved))
@@ -301,7 +301,7 @@ def _words_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is somebody's weight, perhaps cast: it is there anyway."""
+    """Whether a tensor is a weight, perhaps cast: it stays in memory anyway."""
     node = tensor.grad_fn
     if node is None:
         return tensor.requires_grad

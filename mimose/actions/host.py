@@ -5,7 +5,7 @@ On an accelerator with streams copies out and copies in have a stream each, and 
 beside the computing:
 
 - A copy out waits until the computing has made what it copies. What is copied lives
-  until the copy has ended, or until the computing has been told to wait for that end:
+  until the copy has ended, or until the computing stream waits for that end:
   then whoever gets the memory next writes to it afterwards. That is where the call
   ends: no plan counts with more.
 - The first storage of a call that a backward asks for has all of them sent for, the
@@ -14,12 +14,12 @@ beside the computing:
   its memory before. The computing waits for it where the tensor is asked for, or where
   it goes without having been.
 
-So no tensor is ever told of another stream (``record_stream``), which would leave it to
+So no tensor is recorded on another stream (``record_stream``), which would leave it to
 timing when its memory is free again. What is pinned is not freed under a copy by
 torch's own allocator.
 
 Note: [Pieces]
-Torch's allocator of pinned memory keeps what is given back for whoever asks next, and
+Torch's allocator of pinned memory keeps freed blocks for the next request, and
 rounds each request up to a power of two, up to twice of what is needed. So a storage is
 held in pieces that are powers of two already: 100 MiB in 64, 32 and 4. It also knows
 when a copy to or from a piece has ended, and lends no piece before.
@@ -93,10 +93,10 @@ def parse_host_budget(host_budget: float | str | None, free: int | None) -> int:
 
     Args:
         host_budget: Bytes, or a share of what is free; None for half of it.
-        free: What is free on the host; None if nobody tells.
+        free: What is free on the host; None if not known.
 
     Raises:
-        BudgetError: It is none, or a share of what nobody tells.
+        BudgetError: It is none, or a share of an amount that is not known.
     """
     try:
         return parse_budget(0.5 if host_budget is None else host_budget, free)
@@ -106,7 +106,7 @@ def parse_host_budget(host_budget: float | str | None, free: int | None) -> int:
 
 
 def _free_bytes() -> int | None:
-    """Return what the host, or this container, has free; None: nobody tells."""
+    """Return what the host, or this container, has free; None if not known."""
     group = Path("/sys/fs/cgroup")
     found = []
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -120,7 +120,7 @@ def _free_bytes() -> int | None:
 
 
 class HostBuffer(list[torch.Tensor]):
-    """Bytes of the host, in pieces that follow each other; gone when nobody has it."""
+    """Bytes of the host, in consecutive pieces; freed with its last reader."""
 
     __slots__ = ("__weakref__",)
 
@@ -184,7 +184,7 @@ class HostMemory:
         try:
             buffer.extend(_piece(size, is_pinned=self._is_pinned) for size in sizes)
         except (RuntimeError, MemoryError) as error:
-            # The buffer goes, and gives back what was counted.
+            # The buffer is freed, and its bytes are counted as free.
             self.n_refused += 1
             _log.warning(
                 "mimose: the host refuses %s of memory for an offloaded tensor, which "
@@ -320,7 +320,7 @@ class Host:
         return stream.record_event(), computing
 
     def settle(self) -> None:
-        """Let go of what was copied out, once the computing waits for these copies."""
+        """Free what was copied out, once the computing stream waits for the copies."""
         with self._lock:
             while self._leaving:
                 ended, _, computing = self._leaving[0]

@@ -50,9 +50,9 @@ class Keep:
 
 
 def why_saved_is_hidden(layer: Layer) -> str:
-    """Return why what a call saves cannot be told tensor by tensor; "" if it can."""
+    """Return why what a call saves cannot be read tensor by tensor; "" if it can."""
     if layer.is_compiled:
-        return "what compiled code has saved cannot be told apart"
+        return "the tensors that compiled code saves cannot be listed"
     if top_saved_hooks(True) is not None:
-        return "somebody else's hooks have what it saves"
+        return "hooks of other code hold what it saves"
     return ""

@@ -64,10 +64,10 @@ class OffloadInput(Recompute):
 
 
 def _handed_over(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Return what the layer before has handed to a call; None if nothing.
+    """Return what the layer before passed to a call; None if nothing.
 
     That is the first of its arguments that has a graph. Others are read by several
-    layers, such as masks and an encoder's output: one that lets go of them frees none.
+    layers, such as masks and an encoder's output: one that drops them frees none.
     """
     for _, tensor in argument_tensors(args, kwargs):
         if tensor.layout == torch.strided and tensor.grad_fn is not None:
@@ -76,7 +76,7 @@ def _handed_over(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor
 
 
 def _can_go(tensor: torch.Tensor) -> bool:
-    """Whether a tensor fills a storage that nobody else holds for its backward."""
+    """Whether a tensor fills a storage that no other node holds for its backward."""
     if not is_plain(tensor) or tensor.is_conj() or tensor.is_neg():
         return False
     if type(tensor) is not torch.Tensor or "result" in saved_names(tensor.grad_fn):

@@ -19,7 +19,7 @@ from torch.nn import functional
 from mimose.torch_private import output_of, saved_value
 
 Settings: TypeAlias = Callable[[Any], Any]
-"""Reads from a node what its operator was told besides tensors."""
+"""Reads from a node its operator's arguments besides tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +48,9 @@ class Operator:
     has_many: bool = False
     """Whether it returns several tensors."""
     edit: Callable[..., Any] | None = None
-    """The same in place, for an operand that nobody else reads."""
+    """The same in place, for an operand with no other reader."""
     is_fresh: bool = False
-    """Whether what it returns is surely a tensor of its own, which may be edited."""
+    """Whether it surely returns a new tensor, which may be edited."""
     shown: str = ""
     """Under this name it saves its operand, of which its backward reads nothing but
     what its output shows as well: that takes its place where it is saved."""
@@ -353,6 +353,6 @@ matrices, convolutions and attention among it."""
 
 
 def settings_of(kind: str, node: Any) -> Any:
-    """Return what a node's operator was told besides tensors; None for nothing."""
+    """Return an operator's arguments besides tensors, from its node; None for none."""
     settings = OPERATORS[kind].settings
     return None if settings is None else settings(node)

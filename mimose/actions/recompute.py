@@ -9,7 +9,7 @@ holder that is still alive gets its own. Another backward has it run again.
 Note: [Whose containers]
 The call gets the caller's own lists and dicts: what a layer adds to them is the
 caller's. The recomputation gets copies of them as they were before, each time new. A
-first call that is handed other objects, such as a key-value cache, is kept: what it
+first call that receives other objects, such as a key-value cache, is kept: what it
 changes of them shows then. Who changes them is kept for good.
 """
 
@@ -60,7 +60,7 @@ from mimose.worker import lock
 
 _TENSORS = frozenset((torch.Tensor, nn.Parameter))
 _PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
-_INFERENCE = "a tensor that it is handed was made under torch.inference_mode()"
+_INFERENCE = "one of its input tensors was made under torch.inference_mode()"
 _EDITS_INPUT = "it edits its own input in place"
 _INPUT_EDITED = "its input was edited in place before its backward"
 _OTHER_TENSORS = "recomputing it gave other tensors"
@@ -196,7 +196,7 @@ class Inputs:
         self.given.holder = weakref.ref(self)
 
     def clear(self) -> None:
-        """Let go of all: the call is given up.
+        """Free all: the call is abandoned.
 
         A tensor that was edited by what was made of it belongs to the graph that holds
         this: each would hold the other, for good.

@@ -1,16 +1,16 @@
 """Selective recomputation: what a layer's cheap operators saved goes, and is rebuilt.
 
 After a layer's forward its part of autograd's graph is walked. What activations, norms,
-dropout, pools and products of tensors have saved is let go by hooks on single nodes,
+dropout, pools and products of tensors have saved is dropped by hooks on single nodes,
 and rebuilt in backward by running just these operators again on what is still there:
 what products of matrices, convolutions and attention have made stays. No module of the
 layer is replaced, and no dispatch mode is needed.
 
-How to rebuild is found once for each kind of layer and graph, and told as plain data,
-a recipe: positions of nodes and names of what they saved. All that it rebuilds is
+How to rebuild is found once for each kind of layer and graph, and written as plain
+data, a recipe: positions of nodes and names of what they saved. All that it rebuilds is
 compared bit by bit with what is there before anything goes, in the call that it was
 made of and in each layer's first measured call that has room for it. From then on the
-graph, and how its tensors lie, have to be alike; whatever else an operator is told is
+graph, and how its tensors lie, have to be alike; whatever else an operator takes is
 read from its node, and an epsilon from the module that owns the norm's weight.
 
 Note: [Positions]
@@ -80,7 +80,7 @@ _MOST_NODES = 4096
 _MOST_KINDS = 256
 """Kinds of layers and graphs that are remembered."""
 _MOST_MADE = 64
-"""Recipes made for one layer; of a layer that needs more nothing is let go."""
+"""Recipes made for one layer; a layer that needs more drops nothing."""
 _NOISE_SAMPLE = 256
 """Elements that tell dropout's noise from other tensors."""
 
@@ -233,7 +233,7 @@ class Saved:
     shown: Value | None = None
     """The value that does in its place, for the one node that has saved it."""
     is_fixed: bool = False
-    """Whether dropping it frees nothing, for somebody else holds it."""
+    """Whether dropping it frees nothing, for other code holds it."""
 
 
 class Graph:
@@ -273,7 +273,7 @@ class Graph:
                 handle = saved_handle(node, name)
                 if isinstance(handle, tuple) or handle.unpack_hook is not None:
                     self.hidden[number].add(name)
-                    continue  # a list of tensors; or somebody has hooks inside
+                    continue  # a list of tensors; or other code has hooks inside
                 tensor = saved_value(node, name)
                 if isinstance(tensor, torch.Tensor):
                     yield Slot(number, name), tensor
@@ -453,19 +453,19 @@ _READ = (*_PACKED, Source.SAVED, Source.WHOLE)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
-    """How to rebuild what one kind of call lets go."""
+    """How to rebuild what one kind of call drops."""
 
     steps: tuple[Step, ...]
     readers: tuple[int, ...]
     """By step: how often it is asked for in one backward."""
     drops: tuple[tuple[Slot, int], ...]
-    """What is let go, and the step that rebuilds it."""
+    """What is dropped, and the step that rebuilds it."""
     needs: Mapping[int, tuple[int, ...]]
-    """By step that rebuilds what is let go: all steps that it takes, itself as well."""
+    """By step that rebuilds what is dropped: all steps that it takes, itself too."""
     slots: tuple[Slot, ...]
-    """All that it reads or lets go."""
+    """All that it reads or drops."""
     shown: Mapping[Slot, Slot]
-    """Of what is let go, what another tensor stands for, and where that is saved."""
+    """Of what is dropped, what another tensor stands for, and where that is saved."""
     looks: tuple[object, ...] = ()
     """How those tensors lay in the call that it was made of."""
 
@@ -602,7 +602,7 @@ class _Program:
         if kind == "input":
             witness = self._graph.saved_input(number)
             if witness is None:
-                raise BarrierError(kind)  # nobody minds if it is edited later
+                raise BarrierError(kind)  # it may be edited later
             self._witnesses.add(witness)
             return self._add(edge, Step(Source.INPUT, told=number))
         slot = Slot(node, operand.saved)
@@ -632,7 +632,7 @@ class _Program:
 
 
 def make_recipe(ran: Ran) -> Recipe | None:
-    """Return how to rebuild all that one call can let go; None where nothing can.
+    """Return how to rebuild all that one call can drop; None where nothing can.
 
     Args:
         ran: The call, nothing dropped yet.
@@ -733,7 +733,7 @@ _OTHERWISE = "what it saved was rebuilt to something else"
 class Place(NamedTuple):
     """How a dropped tensor lay in its storage, and what it is rebuilt from.
 
-    It lives until the node that has saved the tensor lets go of it, and so does what
+    It lives until the node that has saved the tensor frees it, and so does what
     it alone is rebuilt from.
     """
 
@@ -748,7 +748,7 @@ class Place(NamedTuple):
 
 
 class Rebuild:
-    """Rebuilds what one call let go, each tensor once as long as it is needed.
+    """Rebuilds what one call dropped, each tensor once as long as it is needed.
 
     Args:
         recipe: The call's.
@@ -829,7 +829,7 @@ class Rebuild:
         raise RecomputationError(msg)
 
     def value(self, index: int, sources: Mapping[int, Any]) -> Any:
-        """Return what a step comes to; after its last reader it is let go."""
+        """Return what a step comes to; after its last reader it is freed."""
         self._left[index] -= 1
         is_last = self._left[index] <= 0
         if index in self._made:
@@ -867,7 +867,7 @@ class Rebuild:
 
 
 def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str) -> float:
-    """Let go what a recipe can rebuild, and have it rebuilt in backward.
+    """Drop what a recipe can rebuild, and have it rebuilt in backward.
 
     Args:
         recipe: Right for this call.
@@ -893,7 +893,7 @@ def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str) -> float:
             if own.source in _PACKED:
                 sources[step] = _packed(own, tensor, ran)
                 freed[key] -= sources[step][0].untyped_storage().nbytes()
-            elif slot not in recipe.shown:  # what stands for it has a sum of its own
+            elif slot not in recipe.shown:  # what stands for it has another sum
                 total = _sum_of(tensor)
         lies = tensor.shape, tensor.stride(), int(tensor.storage_offset()), n_bytes
         taken = {index: sources[index] for index in recipe.needs[step]}
@@ -913,7 +913,7 @@ def _sum_of(tensor: torch.Tensor) -> torch.Tensor:
     """Return () the sum of all words of the storage that a tensor lies in.
 
     A forward may come to do something that shows in no graph, such as an edit in place
-    under `no_grad` of what nobody has saved. A change of any one element shows here.
+    under `no_grad` of what no node has saved. A change of any one element shows here.
     """
     n_elements = tensor.untyped_storage().nbytes() // tensor.element_size()
     return sum_of_words(bits(tensor.as_strided((n_elements,), (1,), 0)).flatten())
@@ -982,7 +982,7 @@ def _unpacked(packed: _Packed) -> torch.Tensor:
         return values.to(dtype)
     is_there = unpack_flags(values, math.prod(shape))
     if dtype == torch.bool:
-        # A storage of its own: there may be more flags than elements in that one.
+        # A new storage: there may be more flags than elements in that one.
         return is_there.clone().view(shape)
     return is_there.to(dtype).mul_(scale).view(shape)
 
@@ -1059,11 +1059,11 @@ class Selective:
         return Selective(self.spec)
 
     def refuses(self, layer: Layer) -> str:
-        """Return why nothing of a call can be let go."""
+        """Return why nothing of a call can be dropped."""
         return why_saved_is_hidden(layer)
 
     def run(self, call: Invocation, probe: Probe | None) -> Any:
-        """Run the forward, and let go what can be rebuilt."""
+        """Run the forward, and drop what can be rebuilt."""
         began = next_sequence_number()
         given = list(argument_tensors(call.args, call.kwargs))
         inputs = [tensor for _, tensor in given]
@@ -1087,7 +1087,7 @@ class Selective:
             ran = Ran(call.layer.module, given, outputs, edited, began)
             freed = self._let_go(ran, call.layer, may_try=may_try, may_make=may_make)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            # Nothing was let go yet: an operator may refuse what it is tried on.
+            # Nothing was dropped yet: an operator may refuse what it is tried on.
             if is_out_of_memory(error):
                 raise
             call.layer.exclude(self.spec.name, f"{type(error).__name__}: {error}")
@@ -1107,7 +1107,7 @@ class Selective:
         may_try: bool,
         may_make: bool,
     ) -> float | None:
-        """Let go what a recipe rebuilds; return the bytes that went.
+        """Drop what a recipe rebuilds; return the freed bytes.
 
         Args:
             ran: The call, nothing dropped yet.

@@ -14,7 +14,7 @@ Exit status:
   1    what was run failed, or did not hold
   2    it cannot be done: wrong options, an unreadable file, a missing package
   130  Ctrl-C
-  141  nobody read the output to its end
+  141  the reader closed the pipe before the end
 """
 
 from __future__ import annotations
@@ -294,7 +294,7 @@ def _bench(options: _Options) -> int:
     """Compare memory strategies on variable-size data, at several budgets.
 
     Which one should a model be trained with? Every strategy trains on the same batches
-    from the same weights, in a process of its own; they take turns. Peaks are physical,
+    from the same weights, each in its process; they take turns. Peaks are physical,
     recomputation is counted. Leaves the rows, a picture and a summary; rows of a run
     before are put aside. Ctrl-C keeps the steps that ran.
 
@@ -544,7 +544,7 @@ _COMMANDS: dict[Callable[[_Options], int], tuple[_Option, ...]] = {
         ("--strategies A,B", names, None, "which (default: all)"),
         ("--budgets A,B", shares, _SHARES, "over 0 and up to 1; see above"),
         ("--steps", at_least_one, 60, "measured for each strategy and budget"),
-        ("--warm-up", at_least_one, 12, "steps before them, told apart"),
+        ("--warm-up", at_least_one, 12, "steps before them, apart"),
         ("--scale", _SCALES, "tiny", "of the models"),
         *_TRAINED,
         ("--lengths FILE.csv", Path, None, "your batches: sizes by column, one a line"),

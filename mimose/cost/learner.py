@@ -1,7 +1,7 @@
 """Who holds the current cost model, and has it taught.
 
 Note: [Who writes]
-What steps show is handed over as lessons, changes of a model, and taken in by one job
+What steps show is queued as lessons, changes of a model, and taken in by one job
 at a time, in their order. In the worker's thread that job also makes all fits that the
 lessons call for, and only then is the model the one that everybody reads: so no step
 waits for a fit. What has to hold at once (a layer that must be kept, plans that are
@@ -33,7 +33,7 @@ _MOST_WAITING = 512
 
 
 class Learner:
-    """The current cost model; the methods below replace it, and nobody else.
+    """The current cost model; only the methods below replace it.
 
     Whoever reads takes `model` once and reads that, from any thread.
 
@@ -43,7 +43,7 @@ class Learner:
 
     Attributes:
         model: What is known now.
-        n_steps: Measured steps handed over, those that wait included.
+        n_steps: Measured steps queued, those that wait included.
     """
 
     def __init__(self, model: CostModel, worker: Worker | None = None) -> None:
@@ -57,7 +57,7 @@ class Learner:
 
     @property
     def n_waiting(self) -> int:
-        """Lessons that nobody has taken in yet."""
+        """Lessons that are not taken in yet."""
         return len(self._lessons)
 
     # ------------------------------------------------------------------ lessons
@@ -107,7 +107,7 @@ class Learner:
         self._teach(forget)
 
     def miss(self, step_input: StepInput) -> None:
-        """Take note of a step, not measured, in which more ran than was planned for.
+        """Record a step, not measured, in which more ran than was planned for.
 
         Args:
             step_input: The step's, with what it called.
@@ -141,7 +141,7 @@ class Learner:
     # ------------------------------------------------------------------ at once
 
     def use(self, context: Context) -> None:
-        """Take note that a context is used; the least recently used go first."""
+        """Record that a context is used; the least recently used go first."""
         patterns = self.model.patterns
         if context in patterns and context != next(reversed(patterns)):
             with self._lock:

@@ -4,7 +4,7 @@ Note: [Least]
 What a layer holds, and how far it rises, is learned from every measured step. What runs
 between the layers, and what backwards leave, is learned from steps that recompute all:
 there every input of a layer is held from its forward to its backward, whoever made it.
-A kept layer may let go of its input (under autocast BERT's saves a copy of it alone).
+A kept layer may free its input (under autocast BERT's saves a copy of it alone).
 So what the level says of a kept layer from its entry to the next one's, beyond what was
 counted of both, is learned, too. What several layers read (a mask, a position bias)
 goes behind the last of them if all of them are kept, and only then. So what a last one
@@ -170,7 +170,7 @@ class _Readings:
         self.by_key: dict[Key, list[tuple[Sizes, float]]] = {}
 
     def _add(self, key: Key, sizes: Sizes, value: float | None) -> None:
-        """Take note of a reading; None where a segment was disturbed."""
+        """Record a reading; None where a segment was disturbed."""
         if value is not None:
             self.by_key.setdefault(key, []).append((sizes, value))
 

@@ -8,16 +8,16 @@ stayed as it was.
 
 Note: [Whose series]
 A series belongs to what its sizes are sizes of. A family's are a layer's own; the
-head's and the loss's are the root's, of one context. What runs between layers is told
-by the root's sizes too, but alike in all contexts of one structure of arguments, which
-so teach each other. The backward of a forward's first call goes on to what lies in
-front of it: an embedding, or the head and the loss of the forward before. So it is the
-root's, of one context, as well. Where the owner is forgotten, so are its series.
+head's and the loss's are the root's, of one context. What runs between layers is
+predicted by the root's sizes too, but alike in all contexts of one structure of
+arguments. The backward of a forward's first call goes on to what lies in front of it:
+an embedding, or the head and the loss of the forward before. So it is the root's, of
+one context, as well. Where the owner is forgotten, so are its series.
 
 Note: [Valid since]
 Plans name the version that they were made from. What makes all earlier plans useless,
 such as a step over the budget or a layer that must be kept, raises the version since
-which plans are valid, and nobody has to clear a cache.
+which plans are valid, and no cache has to be cleared.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Readings: TypeAlias = Mapping[Key, Iterable[tuple[Sizes, float]]]
 
 
 AGAIN = "again"
-"""Stands for an action where a recomputation tells of a forward that keeps."""
+"""Stands for an action where a recomputation shows a forward that keeps."""
 
 
 def flops_of_a_byte(device_type: str) -> float:
@@ -176,7 +176,7 @@ class CostModel:
         return replace(self, patterns=patterns)
 
     def missing(self, step_input: StepInput) -> CostModel:
-        """Return the next version, which knows that more runs than it foretold.
+        """Return the next version, which knows that more runs than it predicted.
 
         Args:
             step_input: The step's, with what it called.
@@ -307,7 +307,7 @@ def backward_key(step_input: StepInput, family: str, around: Around) -> Key:
 
 
 def backward_sizes(step_input: StepInput, own: Sizes, around: Around) -> Sizes:
-    """Return the sizes that tell of a backward: Note: [Whose series]."""
+    """Return the sizes that a backward depends on: Note: [Whose series]."""
     return own if around[0] else step_input.sizes
 
 

@@ -3,7 +3,7 @@
 Note: [Optional calls]
 Layers may be dropped at random, and a tower may run once for each image of a batch. So
 what a context knows is the superset of all sequences measured, in their order; a step
-runs some of it. Which, is told by how often each layer was called: calls are numbered,
+runs some of it. How often each layer was called says which: calls are numbered,
 and a layer called less often leaves out its last calls. Where that is not true of a
 sequence, or there is no order that holds it and the others, it stands alone, and what
 was measured before is measured anew.
@@ -102,9 +102,9 @@ class _Rules:
     """What all rows say, fitted once."""
 
     maps: list[tuple[SizeMap, ...]]
-    """For each call, the rule of each of its own sizes; equal ones are one object."""
+    """For each call, the rule of each of its sizes; equal ones are one object."""
     fixed: list[Fixed]
-    """For each call, of the steps that tell of it."""
+    """For each call, of the steps that ran it."""
     layout: Layout
     columns_of_counts: Mapping[int, int]
     """Of layers that are called as often as one of the root's sizes says: which."""
@@ -158,7 +158,7 @@ class Pattern:
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Pattern:
-        """Make the pattern that ``state_dict`` told of.
+        """Make the pattern from what ``state_dict`` returned.
 
         Args:
             state: What it returned.
@@ -244,7 +244,7 @@ class Pattern:
         return self.ran(tuple(map(min, self.counts, self._foretold(root))))
 
     def lacks_some(self, root: Sizes) -> bool:
-        """Whether more runs than was ever measured, or is foretold to at these sizes.
+        """Whether more runs than was measured, or is predicted to at these sizes.
 
         Args:
             root: The root's sizes.
@@ -268,7 +268,7 @@ class Pattern:
         return self.varies or self._rules.varies
 
     def missing(self, counts: CallCounts) -> Pattern:
-        """Return the pattern that knows of a step in which more ran than foretold.
+        """Return the pattern that knows of a step in which more ran than predicted.
 
         Args:
             counts: How often each layer was called.
@@ -499,7 +499,7 @@ def _lay_out(calls: Sequence[LayerCall], maps: Sequence[tuple[SizeMap, ...]]) ->
 
     Args:
         calls: In their order.
-        maps: For each, the rules of its own sizes; equal ones are one object.
+        maps: For each, the rules of its sizes; equal ones are one object.
     """
     classes: dict[tuple[str, Around, int], int] = {}
     members: list[tuple[int, Around]] = []

@@ -128,7 +128,7 @@ class _Layer:
 
     @property
     def behind(self) -> Sizes:
-        """The sizes that tell of its backward."""
+        """The sizes that its backward depends on."""
         return backward_sizes(self.step_input, self.sizes, self.around)
 
     @property

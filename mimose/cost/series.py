@@ -125,7 +125,7 @@ class Samples:
 
     @classmethod
     def from_state(cls, kind: Kind, state: Mapping[str, Any]) -> Samples:
-        """Return the samples that ``state_dict`` told of.
+        """Return the samples from what ``state_dict`` returned.
 
         Args:
             kind: What sort of quantity.
@@ -156,8 +156,8 @@ class Series:
     """What samples of one quantity say of other shapes. It is read, never changed.
 
     A shape that was measured itself is answered from its own samples where no fit can
-    be trusted. An estimator that fails is a reason for doubt, never an error: what asks
-    is in the midst of somebody's training step.
+    be trusted. An estimator that fails is not trusted, and raises no error: the caller
+    runs inside the user's training step.
 
     Args:
         samples: What was measured.
@@ -238,5 +238,5 @@ class Series:
 
 
 def _failure_text(error: Exception) -> str:
-    """Return what an estimator failed with, for the reason that is told."""
+    """Return what an estimator failed with, for the step's reason."""
     return f"{type(error).__name__}: {error}"

@@ -1,7 +1,7 @@
 """A call compared with its recomputation; what follows from where they differ.
 
 Note: [Run again]
-A layer that reads what nobody saved for it (an object of its own, a global) returns
+A layer that reads untracked state (an object that it owns, a global) returns
 something else when it is run again. So its first output is compared with the first
 recomputation's, to the bit. No forward is run for that; what it finds comes after the
 step in which it happened, and is kept from the next on.
@@ -9,9 +9,9 @@ step in which it happened, and is kept from the next on.
 Note: [In any order]
 An accelerator's kernels may add in any order, and so return other bits each time. There
 a layer that differed is recomputed twice, the next time it is recomputed at all, from
-the same state. Where both agree with each other and not with the forward, it reads what
-nobody saved. Else its kernels are not deterministic: it is recomputed all the same, but
-the report says that it is not exact.
+the same state. Where both agree with each other and not with the forward, it reads
+untracked state. Else its kernels are not deterministic: it is recomputed all the same,
+but the report says that it is not exact.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Fingerprint(NamedTuple):
 
     @classmethod
     def of(cls, output: Any) -> Fingerprint | None:
-        """Return an output's; None where nothing can be told."""
+        """Return an output's; None where it cannot be read."""
         tensors = list(tensors_in(output))
         if not all(map(is_plain, tensors)):
             return None
@@ -82,7 +82,7 @@ class Comparison:
     """One call of a layer, to be compared with its recomputation.
 
     Args:
-        layer: The layer. If it is in doubt, it is recomputed twice.
+        layer: The layer. If it is suspect, it is recomputed twice.
     """
 
     def __init__(self, layer: Layer) -> None:
@@ -92,7 +92,7 @@ class Comparison:
         self._seen: Fingerprint | None = None
 
     def take(self, output: Any) -> None:
-        """Take note of what the forward returned."""
+        """Record what the forward returned."""
         self._seen = Fingerprint.of(output)
 
     def compared(self, on_recompute: OnRecompute | None) -> OnRecompute:

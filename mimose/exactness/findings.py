@@ -16,7 +16,7 @@ _log = logging.getLogger(__name__)
 
 
 class Findings:
-    """Takes note of each layer that cannot be recomputed, or not to the bit.
+    """Records each layer that cannot be recomputed, or not to the bit.
 
     Args:
         names: The layers' names, in their order.
@@ -26,7 +26,7 @@ class Findings:
         kept: By name, why a layer cannot be recomputed.
         inexact: By name, why a layer gives other bits when it is recomputed.
         families: By layer, a key that those have in common that are built alike.
-        version: Another one whenever a layer's calls have told something, or are to.
+        version: Changes whenever a layer's calls have shown something, or are to.
         read: Of the running step's recomputed calls, what they were given.
         impure: Layers found out in the running step to be such as may not run again.
         on_compiled: Called where a layer turns out to run compiled code.
@@ -74,11 +74,11 @@ class Findings:
         self._learner.restrict(index, [self._learner.model.menu.first])
 
     def note_change(self) -> None:
-        """Take note that a layer's calls have told something, or are to tell it."""
+        """Record that a layer's calls have shown something, or are to show it."""
         self.version += 1
 
     def note_inexact(self, layer: Layer, why: str) -> None:
-        """Take note of a layer that is recomputed, but not to the bit."""
+        """Record a layer that is recomputed, but not to the bit."""
         if not self.inexact:
             _log.warning(
                 "mimose: %s is recomputed, but not exactly: %s; others may follow (see "

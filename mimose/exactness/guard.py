@@ -3,7 +3,7 @@
 Note: [As a call finds it]
 A layer reads its attributes (a dropout's ``p``, a flag, a list), modules, weights,
 buffers and hooks when its forward runs, and again when it is recomputed. Between the
-two somebody may have set another value; and a recomputation that ends early may leave
+two other code may have set another value; and a recomputation that ends early may leave
 one that the rest of the forward would have set back. All of these are values in
 dictionaries. So what is in them is noted as a call enters, by identity, and of lists,
 dicts and sets the content as well; where it is another by then it is set again for the
@@ -115,7 +115,7 @@ class State:
     def _note(
         self, table: dict[str, Any], copied: dict[str, Any], name: str, value: Any
     ) -> None:
-        """Take note of one value: of the tensors in it, and of its content."""
+        """Record one value: of the tensors in it, and of its content."""
         is_container, is_modules = type(value) in _CONTAINERS, "training" in copied
         most = MOST_ITEMS if is_modules else _MOST_OF_OBJECTS
         if is_container and _has_at_most(most, value):
@@ -131,7 +131,7 @@ class State:
             elif tensor.is_inference():
                 self.trouble = (
                     f"it holds {name!r}, made under torch.inference_mode(), whose "
-                    f"changes nobody counts"
+                    f"changes have no version counter"
                 )
             else:
                 key = name if value is tensor else f"{name}.{place}"
@@ -246,7 +246,7 @@ def _own_attributes(value: object) -> dict[str, Any] | None:
 
 
 def state_of_layer(modules: tuple[nn.Module, ...]) -> State:
-    """Take note of all that a layer reads.
+    """Record all that a layer reads.
 
     In the tables of FSDP groups inside, whole weights and sharded ones take turns; what
     stays are the sharded ones, which an optimizer changes.
@@ -313,7 +313,7 @@ class ModuleGuard:
     def enter(self) -> Found:
         """Return what a call finds that begins now.
 
-        Its layer is told, should it consist of others than before.
+        Its layer is notified if it consists of others than before.
         """
         state, self.has_new_hooks = self._last, False
         if state is None or not state.is_now():

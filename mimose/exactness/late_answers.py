@@ -19,7 +19,7 @@ class LateAnswers:
     """Asks now, and tells later.
 
     Attributes:
-        asked: What was asked and not told yet.
+        asked: What was asked and not answered yet.
     """
 
     def __init__(self) -> None:
@@ -28,11 +28,11 @@ class LateAnswers:
     def ask(
         self, flags: Sequence[torch.Tensor], tell: Callable[[Answers], None]
     ) -> None:
-        """Ask for the values of flags; where all are on a CPU, they are told at once.
+        """Ask for the values of flags; where all are on a CPU, they are read at once.
 
         Args:
             flags: Tensors of one truth value each.
-            tell: Is told their values.
+            tell: Is called with their values.
         """
         if all(flag.is_cpu for flag in flags):
             tell(list(map(bool, flags)))

@@ -22,7 +22,7 @@ from mimose.exceptions import LateChangeError, RecomputationError
 from mimose.inputs.compiled import SCRIPTED, code_inside
 from mimose.tensors import operators_of
 
-CONTAINED = "it edits a tensor in a list or dict of its own"
+CONTAINED = "it edits a tensor in a list or dict that it owns"
 
 _MOST_NEW_HOOKS = 3
 _FILLS_LATER = "RreluWithNoiseBackward"
@@ -53,7 +53,7 @@ class Layer:
         index: Its place among the layers.
         name: Its qualified name.
         module: The module.
-        findings: Takes note of what is found of it.
+        findings: Records what is found of it.
         answers: Tells what only an accelerator knows, when the step has ended.
     """
 
@@ -71,11 +71,11 @@ class Layer:
         self._findings = findings
         self.answers = answers
         self.slots: tuple[TensorSlot, ...] = ()
-        """Places of tensors that its forward changes, as far as its calls have told."""
+        """Places of tensors that its forward changes, as its calls have shown."""
         self.changing: Collection[Key] = frozenset()
         """Their keys."""
         self.is_known = False
-        """Whether a call has told in the present mode."""
+        """Whether a call has shown it in the present mode."""
         self.is_compared = False
         """Whether a recomputation was compared with its call in the present mode."""
         self.is_doubted = False
@@ -115,7 +115,7 @@ class Layer:
             self.n_straight = next(is_other, len(actions))
 
     def take_over(self, forward: Callable[..., Any]) -> None:
-        """Take note of the forward that is its own, now that another is in place."""
+        """Record its original forward, now that another is in place."""
         self.forward = forward
 
     # --------------------------------------------------------------- what may not be
@@ -159,7 +159,7 @@ class Layer:
         raise RecomputationError(msg) from cause
 
     def note_new_hooks(self) -> None:
-        """Take note of a call that is kept for its hooks; a few are for good."""
+        """Record a call that is kept for its hooks; a few are for good."""
         self._n_new_hooks += 1
         if self._n_new_hooks > _MOST_NEW_HOOKS:
             self.keep("hooks on modules inside of it come and go")
@@ -170,13 +170,13 @@ class Layer:
         self._findings.exclude(self, action, why)
 
     def note_inexact(self, why: str) -> None:
-        """Take note that it is recomputed, but not to the bit."""
+        """Record that it is recomputed, but not to the bit."""
         self._findings.note_inexact(self, why)
 
     # ---------------------------------------------------------------- what calls tell
 
     def learn(self, first: FirstCall) -> str:
-        """Take note of what a first call has changed.
+        """Record what a first call has changed.
 
         Whether a tensor on an accelerator has changed without a new version is clear
         when the step has ended; until then it counts as one that changes.
@@ -206,35 +206,35 @@ class Layer:
         self.changing = frozenset(slot.key for slot in self.slots)
 
     def may_change(self) -> tuple[TensorSlot, ...]:
-        """Return the places that it changes; as long as no call has told, all."""
+        """Return the places that it changes; until a call has shown them, all."""
         if self.is_known or self.is_kept:
             return self.slots
         return (*self.slots, *tensor_slots(self.module.modules()))
 
     def note_compared(self, *, is_doubted: bool) -> None:
-        """Take note that a recomputation was compared, and whether it is in doubt."""
+        """Record that a recomputation was compared, and whether it differed."""
         self.is_doubted, self.is_compared = is_doubted, not is_doubted
 
     def note_read(self, given: Given) -> None:
-        """Take note of the inputs of a call that will run again."""
+        """Record the inputs of a call that will run again."""
         self._findings.read.append((self, given))
 
     def note_impure(self, why: str) -> None:
-        """Take note that it turned out, in the running step, that it may not."""
+        """Record that it turned out, in the running step, that it may not."""
         self._findings.impure[self] = why
 
     def note_compiled(self) -> None:
-        """Take note that a call has shown that it runs compiled code."""
+        """Record that a call has shown that it runs compiled code."""
         self.is_compiled = True
         self._findings.on_compiled()
 
     def note_way(self, n_saved: int, output: object, began: int) -> None:
-        """Take note of the way of a call: see Note: [Where a recomputation may end].
+        """Record the way of a call: see Note: [Where a recomputation may end].
 
         Args:
             n_saved: How many tensors it has saved.
             output: What it returned.
-            began: What `next_sequence_number` told as it began.
+            began: What `next_sequence_number` returned as it began.
         """
         if n_saved not in self._ways:
             self._ways.add(n_saved)
@@ -243,7 +243,7 @@ class Layer:
                 self.runs_to_end = True
 
     def renew(self, modules: tuple[nn.Module, ...], tensors: Collection[Key]) -> None:
-        """Take note of what it consists of; find out anew, if that is something else.
+        """Record what it consists of; find out anew, if that is something else.
 
         Args:
             modules: It, and those inside.
@@ -280,7 +280,7 @@ class Layer:
         return [k for k, tensor in found.state.tensors.items() if id(tensor) in edited]
 
     def contained_edits(self, found: Found) -> bool:
-        """Whether a call has edited a tensor in a container of its own.
+        """Whether a call has edited a tensor in a container that the layer owns.
 
         Args:
             found: What the call has found.

@@ -90,7 +90,7 @@ class Snapshot:
 class Rollback:
     """Saves before each forward what forwards change, and puts it back if one fails.
 
-    As long as a layer has not told what its calls change, and in each step without a
+    Until a layer's calls have shown what they change, and in each step without a
     plan, all tensors that might change are saved and compared; else only those that are
     known to, and small ones.
 
@@ -145,7 +145,7 @@ class Rollback:
         self._snapshot.take(is_wide=self.is_wide)
 
     def learn(self) -> None:
-        """Take note, where all was saved, of what the forward has changed."""
+        """Record, where all was saved, what the forward has changed."""
         if not self.is_wide:
             return
         self._has_compared = all([u.is_known or u.is_kept for u in self._layers])

@@ -5,7 +5,7 @@ Attributes that a call replaces are put back around a recomputation by themselve
 `mimose.exactness.guard`). Buffers, and tensors among the attributes, that it edits are
 found in its first call, by comparing all of them before and after; later calls save
 those alone. A layer that draws from Python's or NumPy's generators or from one of its
-own, that edits its weights, or an object that it is handed, is kept from then on, with
+own, that edits its weights, or an object that it receives, is kept from then on, with
 a warning.
 
 Note: [Around a forward]
@@ -54,7 +54,7 @@ _WITHOUT = frozenset(("cpu", "meta"))
 
 
 def accelerators(tensors: Iterable[object]) -> tuple[torch.device, ...]:
-    """Return the devices of these tensors that have a random state of their own."""
+    """Return the devices of these tensors that have their own random state."""
     found: dict[torch.device, None] = {}
     for tensor in tensors:
         if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
@@ -206,7 +206,7 @@ class Context:
 
 # ------------------------------------------------------------ side effects
 
-OBJECT_CHANGES = "it changes an object that it is handed"
+OBJECT_CHANGES = "it changes an object that it receives"
 
 # ----------------------------------------------------------------- tensors that change
 
@@ -377,7 +377,7 @@ _GLOBAL = (
 
 
 def _generator(value: object) -> Generator | None:
-    name = "a generator of its own"
+    name = "its own generator"
     if isinstance(value, torch.Generator):
         return Generator(name, value.get_state, value.set_state)
     if isinstance(value, random.Random):
@@ -441,7 +441,7 @@ class FirstCall:
 
 
 class Given:
-    """What a call was handed, to tell whether it was changed since.
+    """What a call received, to see whether it was changed since.
 
     Tensors are not held. Objects are: whoever gives a forward up has to give this up,
     for an object may lead back to the graph that holds it.
@@ -461,7 +461,7 @@ class Given:
             self.add(value)
 
     def add(self, value: Any) -> None:
-        """Take note of a tensor or of an object."""
+        """Record a tensor or of an object."""
         if isinstance(value, torch.Tensor):
             if not value.is_inference():
                 self._tensors.append((weakref.ref(value), version_of(value)))
@@ -490,7 +490,7 @@ class Given:
         return any(look != _look(value) for value, look in self._looks)
 
     def give_up(self) -> None:
-        """Let go of everything: the forward that was given it is given up."""
+        """Free everything: the forward that received it is abandoned."""
         self._looks.clear()
         holder = self.holder()
         if holder is not None:

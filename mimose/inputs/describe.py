@@ -2,7 +2,7 @@
 
 Two calls with one structure differ in their sizes alone. Sizes that were equal in every
 call count as one, and one name stands for all: that of what the model is about, if it
-is among them (a text is told as ``input_ids`` rather than by its mask). A tensor passed
+is among them (a text is named ``input_ids`` rather than by its mask). A tensor passed
 by position is called as the model's forward calls it.
 """
 
@@ -112,7 +112,7 @@ def partial_masks(
     """Return the names of the masks that hide something, or may do so.
 
     Attention runs differently under a mask of all ones. On an accelerator the host has
-    to wait to be told; unless it does every mask there is one that may.
+    to wait to be named; unless it does every mask there is one that may.
 
     Args:
         args: What the model is called with.
@@ -218,7 +218,7 @@ class SizeTable:
         """By sizes, what `named` has returned."""
 
     def add(self, sizes: tuple[int, ...]) -> None:
-        """Take note of a call's sizes: they may part what was together."""
+        """Record a call's sizes: they may split a class."""
         if not self._constant:
             self._constant, self._varies = sizes, [False] * len(sizes)
         together: dict[tuple[int, bool, int], int] = {}
@@ -321,7 +321,7 @@ class SizeTable:
     def from_state(
         cls, state: Mapping[str, Any], positional: Sequence[str] = ()
     ) -> SizeTable:
-        """Make the table that ``state_dict`` told of.
+        """Make the table from what ``state_dict`` returned.
 
         Args:
             state: What it returned.
@@ -627,7 +627,7 @@ class Describer:
         return table
 
     def _note_mode(self, flags: tuple[bool, ...]) -> None:
-        """Take note that layers were frozen, unfrozen or put into another mode."""
+        """Record that layers were frozen, unfrozen or put into another mode."""
         mode = self._modes.pop(flags, None)
         if mode is None:
             layer_keys = tuple(map(module_key, self._layers))

@@ -17,7 +17,7 @@ _log = logging.getLogger(__name__)
 
 
 def caching_modules(model: nn.Module) -> list[nn.Module]:
-    """Return the outermost modules that would make a cache unless told otherwise.
+    """Return the outermost modules that make a cache by default.
 
     A kept layer would hold its keys and values, and a recomputed one cannot make
     them. Such a module's configuration has `use_cache` on and its forward takes it;

@@ -234,7 +234,7 @@ def _outermost(model: nn.Module, found: list[Named]) -> list[Named]:
 
 
 def refuse_other_checkpointing(model: nn.Module) -> None:
-    """Make sure that nobody else recomputes parts of this model.
+    """Make sure that no other code recomputes parts of this model.
 
     Raises:
         CheckpointingConflictError: A module's own checkpointing is switched on, or a

@@ -62,7 +62,7 @@ class Patch:
         return self._run(self.original, args, kwargs)
 
     def remove(self) -> None:
-        """Put the original back; where somebody patched over this, pass through."""
+        """Put the original back; where other code patched over this, pass through."""
         self.is_removed = True
         if self._module.__dict__.get(self._attribute) is not self:
             return

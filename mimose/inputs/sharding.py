@@ -189,7 +189,7 @@ def sharding(model: nn.Module) -> dict[str, str]:
 
 
 def _keeping(model: nn.Module) -> str | None:
-    """Return the name of the module that keeps whole parameters, unless told not to.
+    """Return the name of the module that keeps whole parameters by default.
 
     That is the outermost one, but only its first forward writes it down.
     """
@@ -226,7 +226,7 @@ def communicates(layer: nn.Module) -> str:
 
     Found are FSDP groups inside of it, batch norm over all ranks (in evaluation, too,
     where it sends nothing, for modes change), parameters of tensor parallelism, and
-    wrappers that communicate themselves. What a forward sends by calls of its own
+    wrappers that communicate themselves. What a forward sends by its own calls
     (experts on other ranks, attention over a ring) is not.
 
     Args:
@@ -242,7 +242,7 @@ def communicates(layer: nn.Module) -> str:
 def parallel_parts(module: nn.Module) -> dict[str, str]:
     """Return how tensor parallelism shares a module's own parameters, by their names.
 
-    Parameters that it does not share, or over one rank, are told by "". FSDP shards
+    Parameters that it does not share, or over one rank, map to "". FSDP shards
     along one dimension of the ranks, which another before it may replicate; those of
     tensor parallelism come behind.
 
@@ -293,7 +293,7 @@ def _why(module: nn.Module, *, is_layer: bool) -> str:
         return "is a FullyShardedDataParallel"
     groups = fsdp_groups(module) if is_sharded(module) and not is_layer else ()
     if any(reshards_after_forward(g) and shards_over(g) > 1 for g in groups):
-        return "is a sharded group of its own (fully_shard), gathered in each call"
+        return "is a separate sharded group (fully_shard), gathered in each call"
     if any(parallel_parts(module).values()):
         return "has parameters of tensor parallelism"
     return ""

@@ -114,7 +114,7 @@ class SessionCallback:
         return True
 
     def _count_batch(self) -> None:
-        """Take note that a batch was trained."""
+        """Record that a batch was trained."""
         if self._sampler is not None:
             epoch, n_trained = self._trained
             now = self._sampler.epoch

@@ -4,7 +4,7 @@ It works with `lightning.pytorch` and with `pytorch_lightning`, whichever is ins
 
 Note: [The root]
 A step is one forward of a module, the root. Lightning calls `training_step`, which may
-call the LightningModule itself, or a model in it, or two, and nobody can tell which
+call the LightningModule itself, or a model in it, or two, and it is not known which
 before it does: so the callback does not guess. When training starts it looks for the
 layers, and watches the forwards of all modules that hold some. The first of them that
 is called in training mode, with grad enabled, is the root: the outermost one, for a
@@ -48,7 +48,7 @@ _log = logging.getLogger(__name__)
 
 
 def _installed() -> list[Any]:
-    """Import whichever is installed; a Trainer takes callbacks of its own package.
+    """Import whichever is installed; a Trainer takes callbacks of its package.
 
     Raises:
         ImportError: None is.
@@ -70,7 +70,7 @@ def _installed() -> list[Any]:
 
 _libraries = _installed()
 _UNWRITTEN = {nn.Module.forward, *[each.LightningModule.forward for each in _libraries]}
-"""The forwards of modules that have none of their own."""
+"""The forwards of modules that define none."""
 
 if TYPE_CHECKING:
     _Base = object
@@ -326,7 +326,7 @@ def _repeat_closures(
 
 
 class _Repeated:
-    """A closure's run, repeated if its backward fails; in place of its own.
+    """A closure's run, repeated if its backward fails; in place of the trainer's.
 
     Args:
         made: The closure.

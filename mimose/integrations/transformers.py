@@ -259,7 +259,7 @@ def fill_budget(
 
     It has a `MimoseCallback`, and trains on batches of a `mimose.BatchSampler` in place
     of ``per_device_train_batch_size`` rows. Evaluation is as before. How many batches
-    an epoch has is not known beforehand, so ``max_steps`` has to be set. A run that
+    an epoch has is not known before, so ``max_steps`` has to be set. A run that
     is resumed goes on behind the last batch trained; the trainer's own skipping is
     switched off (``ignore_data_skip``).
 
@@ -268,7 +268,7 @@ def fill_budget(
         budget: As for `mimose.attach`.
         lengths: As for `mimose.BatchSampler`. None: the dataset's column of lengths
             (``length_column_name``), or the lengths of its inputs and of labels that
-            have lengths of their own.
+            have other lengths.
         max_rows: As for `mimose.BatchSampler`.
         max_tokens: As for `mimose.BatchSampler`.
         options: All others of `MimoseCallback`.
@@ -398,7 +398,7 @@ def _guard(trainer: Any) -> None:
 class _Replaced:
     """A trainer's method, and what runs in its place.
 
-    It does not keep the trainer alive, and a copy of the trainer gets one of its own.
+    It does not keep the trainer alive, and a copy of the trainer gets its own.
 
     Args:
         trainer: The trainer.

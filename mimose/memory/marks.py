@@ -357,13 +357,13 @@ class Trace:
         self.close()
 
     def join_forward(self) -> None:
-        """Take note that another forward begins: the gap goes on to its first call."""
+        """Record that another forward begins: the gap goes on to its first call."""
         if not self.is_closed:
             self._is_forward = True
             self._join()
 
     def leave_hooks(self) -> None:
-        """Take note that what hangs on the root's call has run, behind its forward."""
+        """Record that what hangs on the root's call has run, behind its forward."""
         if not self.is_closed and self.marks and self.marks[-1].kind == "root_exit":
             self._join()
             self.mark("root_exit")

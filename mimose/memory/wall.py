@@ -180,7 +180,7 @@ class Footprint:
         self._is_closed = False
 
     def close(self) -> None:
-        """Take note that the session has ended; what is held then is not its doing."""
+        """Record that the session has ended; what is held then is not its doing."""
         self._is_closed = True
         self.drop_wall()
 
@@ -249,14 +249,14 @@ class Footprint:
         return 0
 
     def forward_ended(self) -> None:
-        """Take note that a step's forward has ended: what it keeps is held."""
+        """Record that a step's forward has ended: what it keeps is held."""
 
     def observe(self) -> None:
-        """Take note that a step's backward has ended without an error."""
+        """Record that a step's backward has ended without an error."""
         self._limit.step(self.budget_bytes)
 
     def ran_out(self, asked_bytes: int = 0) -> None:
-        """Take note that an allocation has failed, before anything is freed.
+        """Record that an allocation has failed, before anything is freed.
 
         Args:
             asked_bytes: Of that allocation; 0 if unknown.
@@ -390,7 +390,7 @@ class ReservedFootprint(Footprint):
         self._allowance.observe(requested, taken, self._room_bytes)
 
     def observe(self) -> None:
-        """Take note that a step's backward has ended without an error.
+        """Record that a step's backward has ended without an error.
 
         An out-of-memory before that was caught by somebody who went on: cuDNN, for one,
         tries an engine with a smaller workspace then.
@@ -399,7 +399,7 @@ class ReservedFootprint(Footprint):
         self._noted_ooms = self._usage.n_ooms
 
     def ran_out(self, asked_bytes: int = 0) -> None:
-        """Take note that an allocation has failed, before anything is freed."""
+        """Record that an allocation has failed, before anything is freed."""
         self._read()
         self._note_out_of_memory(asked_bytes)
 

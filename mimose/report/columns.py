@@ -11,10 +11,10 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 _UNKNOWN = 100
-"""Columns where nobody tells: a file, a pipe, a log."""
+"""Columns where the width is not known: a file, a pipe, a log."""
 _LEAST = 20
 _WIDE = 60
-"""From so many columns on, names stand in a column of their own."""
+"""From so many columns on, names stand in a separate column."""
 _INDENT = "  "
 
 

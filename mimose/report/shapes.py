@@ -32,7 +32,7 @@ def split_runs(records: Sequence[StepRecord]) -> list[list[StepRecord]]:
 def shapes_of(run: Sequence[StepRecord]) -> list[Shape]:
     """Return each step's sizes, those known to vary by the last; all if none does.
 
-    The first record of a kind of inputs names all sizes, the others those that had
+    The first record of a signature names all sizes, the others those that had
     varied by then; what was not named was as in the first. Where that one is not kept,
     a size is left out.
 
@@ -56,7 +56,7 @@ def shapes_of(run: Sequence[StepRecord]) -> list[Shape]:
 
 
 def _kinds(records: Sequence[StepRecord]) -> dict[_Names, _Names]:
-    """Map the names that records have to the last ones of the same kind of inputs.
+    """Map the names that records have to the last ones of the same signature.
 
     Records of one kind have all their names, or all but the later ones, in common.
     """

@@ -400,7 +400,7 @@ class Driver:
         self._safest_once = True
 
     def pass_by(self) -> None:
-        """Take note that the root runs what is no step: no wall is for that."""
+        """Record that the root runs what is no step: no wall is for that."""
         if not self.is_running and not is_in_backward():
             self._footprint.drop_wall()
 

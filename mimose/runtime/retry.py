@@ -232,7 +232,7 @@ class TrainersStep:
         """Attempts that are undone by now."""
 
     def note_gradients(self) -> None:
-        """Take note that the backward begins with the gradients that are there now."""
+        """Record that the backward begins with the gradients that are there now."""
         weights = list(self._model.parameters())
         is_clean = all(weight.grad is None for weight in weights)
         self._versions = list(map(version, weights)) if is_clean else None

@@ -109,7 +109,7 @@ class StepSeconds:
     def step_ended(
         self, began: Mark, step_input: StepInput, actions: Sequence[str]
     ) -> None:
-        """Take note that a step's backward ends at this moment.
+        """Record that a step's backward ends at this moment.
 
         Args:
             began: As its first forward did.
@@ -123,11 +123,11 @@ class StepSeconds:
         self._timed.append((began, ended, (step_input, actions)))
 
     def optimizer_begins(self) -> None:
-        """Take note that an optimizer's step begins."""
+        """Record that an optimizer's step begins."""
         self._optimizer_began = self.mark()
 
     def optimizer_ended(self) -> None:
-        """Take note that a step of one of the model's optimizers has ended."""
+        """Record that a step of one of the model's optimizers has ended."""
         if self._optimizer_began is None:  # it is part of a backward, or of another's
             return
         self._timed.append((self._optimizer_began, self.mark(), self._n_since))

@@ -392,7 +392,7 @@ class Step:
         return action
 
     def note_ran(self, decision: Decision | None) -> None:
-        """Take note of what its forward has run.
+        """Record what its forward has run.
 
         Args:
             decision: For just that; None where it ran other layers, or more, than were
@@ -414,7 +414,7 @@ class Step:
         self.decision = replace(self.decision, growth_bytes=None)
 
     def keep_calls(self) -> None:
-        """Take note of what was read of its layer calls: its forward is left."""
+        """Record what was read of its layer calls: its forward is left."""
         trace = self.window.trace
         if trace is not None:
             self._calls = [e for e in trace.calls if e.part == self.part]
@@ -651,7 +651,7 @@ class Steps:
     # ------------------------------------------------------------------ backward
 
     def _note_gradient(self, step: Step, gradient: torch.Tensor) -> None:
-        """Take note of a gradient of a forward's outputs, closed or not."""
+        """Record a gradient of a forward's outputs, closed or not."""
         window = step.window
         if step.stage is Stage.WAITING:
             step.stage = Stage.BACKWARD

@@ -54,7 +54,7 @@ class Ahead:
         sizes: those of the first such step, and the places of what they follow."""
 
     def hand(self, batch: object, then: object) -> None:
-        """Take note that the loop gets a batch, and plan for the one behind it.
+        """Record that the loop gets a batch, and plan for the one behind it.
 
         Args:
             batch: The batch.
@@ -74,7 +74,7 @@ class Ahead:
                 self._policy.prepare(step._replace(sizes=sizes), memory)
 
     def ran(self, step_input: StepInput) -> None:
-        """Take note of a step that the loop has run.
+        """Record a step that the loop has run.
 
         Args:
             step_input: As they turned out to be.
