@@ -133,7 +133,7 @@ def check_shapes(shapes: Iterable[Mapping[str, int]]) -> list[Mapping[str, int]]
     return listed
 
 
-def refuse_no_model(model: object) -> None:
+def raise_if_no_model(model: object) -> None:
     """Make sure that there is a model.
 
     Raises:

@@ -100,7 +100,7 @@ def find_ranks(
         everyone = frozenset(range(len(modules)))
         several = n_ranks() > 1 and distributed.get_world_size(agree) > 1
         return Ranks(agree, everyone, len(modules)) if several else None
-    _refuse_too_early(modules)
+    _raise_if_too_early(modules)
     waiting = _waiting(names, modules) if n_ranks() > 1 else {}
     if not waiting:
         return None
@@ -152,8 +152,8 @@ def most_of_ranks(find: Callable[[], int], group: Any) -> int:
         error = failed
     found: list[Any] = [None] * distributed.get_world_size(group)
     with _answered():
-        told = None if error is None else _told(error)
-        distributed.all_gather_object(found, (own, told), group=group)
+        described = None if error is None else _described(error)
+        distributed.all_gather_object(found, (own, described), group=group)
     if error is not None:
         raise error
     for rank, (_, failure) in enumerate(found):
@@ -211,7 +211,7 @@ class Ranks:
                     learner.restrict(layer.index, (menu.names[0], menu.names[-1]))
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
+    def sharing_errors(self) -> Iterator[None]:
         """Tell the others of an error, as long as they wait for an exchange."""
         self._is_due = True
         try:
@@ -220,7 +220,7 @@ class Ranks:
             if self._is_due:
                 with contextlib.suppress(MimoseError):  # this rank has its own
                     self._reduced([1])
-                    self._gathered(_told(error))
+                    self._gathered(_described(error))
             raise
 
     def meet(self, description: Sequence[str]) -> None:
@@ -236,7 +236,7 @@ class Ranks:
         own = _hash(tuple(description))
         largest, minus_least, *_ = self._maxima([own, -own])
         if largest != -minus_least:
-            _refuse_unlike(self._gathered(list(description)))
+            _raise_unlike(self._gathered(list(description)))
         self._n_values = self._n_agreed
 
     def agree(
@@ -316,9 +316,9 @@ class Ranks:
         """Return the largest of all ranks' numbers at each place."""
         is_error, *found = self._reduced([0, *values])
         if is_error:
-            told = self._gathered(None)
-            rank = next(rank for rank, each in enumerate(told) if each)
-            _raise_other(distributed.get_global_rank(self.group, rank), told[rank])
+            described = self._gathered(None)
+            rank = next(rank for rank, each in enumerate(described) if each)
+            _raise_other(distributed.get_global_rank(self.group, rank), described[rank])
         return found
 
     def _gathered(self, own: Any) -> list[Any]:
@@ -347,20 +347,20 @@ def _hash(what: object) -> int:
     return 1 + zlib.crc32(repr(what).encode())
 
 
-def _told(error: Exception) -> dict[str, Any]:
-    told: dict[str, Any] = {"kind": type(error).__name__, "text": str(error)}
+def _described(error: Exception) -> dict[str, Any]:
+    described: dict[str, Any] = {"kind": type(error).__name__, "text": str(error)}
     if isinstance(error, InfeasibleBudgetError):
-        told["numbers"] = error.budget_bytes, error.least_peak_bytes, error.holders
-        told["advice"] = error.advice
-    return told
+        described["numbers"] = error.budget_bytes, error.least_peak_bytes, error.holders
+        described["advice"] = error.advice
+    return described
 
 
-def _raise_other(rank: int, told: dict[str, Any]) -> NoReturn:
-    if "numbers" in told:
-        budget, least, holders = told["numbers"]
-        advice = f"That is so on rank {rank}, and all ranks stop. {told['advice']}"
+def _raise_other(rank: int, described: dict[str, Any]) -> NoReturn:
+    if "numbers" in described:
+        budget, least, holders = described["numbers"]
+        advice = f"That is so on rank {rank}, and all ranks stop. {described['advice']}"
         raise InfeasibleBudgetError(budget, least, holders, advice.rstrip())
-    raise OtherRankError(rank, told["kind"], told["text"])
+    raise OtherRankError(rank, described["kind"], described["text"])
 
 
 @contextlib.contextmanager
@@ -387,7 +387,7 @@ def _answered() -> Iterator[None]:
         raise MimoseError(msg) from error
 
 
-def _refuse_unlike(found: Sequence[list[str]]) -> NoReturn:
+def _raise_unlike(found: Sequence[list[str]]) -> NoReturn:
     """Say where two ranks plan different things.
 
     Raises:
@@ -420,7 +420,7 @@ def _waiting(names: Sequence[str], modules: Sequence[nn.Module]) -> dict[int, st
     return found
 
 
-def _refuse_too_early(modules: Sequence[nn.Module]) -> None:
+def _raise_if_too_early(modules: Sequence[nn.Module]) -> None:
     """Refuse batch norm over ranks that do not know of each other yet.
 
     Raises:
@@ -447,7 +447,7 @@ def later_waits(
     modules: Sequence[nn.Module],
     known: frozenset[int],
 ) -> Callable[[], None]:
-    """Return what refuses layers that have come to wait for others since `attach`.
+    """Return a check for layers that have come to wait for others since `attach`.
 
     They are looked at in the first forward, and again once `fully_shard` was called on
     the model or a layer. Ranks have the same model, so all of them raise.
@@ -460,7 +460,7 @@ def later_waits(
     """
     seen: tuple[type, ...] = ()
 
-    def refuse() -> None:
+    def check() -> None:
         nonlocal seen
         kinds = tuple(map(type, (model, *modules)))  # `fully_shard` replaces them
         if n_ranks() < 2 or kinds == seen:
@@ -477,7 +477,7 @@ def later_waits(
                 raise MimoseError(msg)
         seen = kinds
 
-    return refuse
+    return check
 
 
 def why_forward_waits(root: nn.Module, layers: Sequence[Layer] = ()) -> str:
@@ -528,7 +528,7 @@ def ddp_around(root: nn.Module) -> nn.parallel.DistributedDataParallel | None:
     return None
 
 
-_TOLD = "_mimose_told_alone"
+_FINAL = "_mimose_final"
 """An error's attribute: it says already that nothing is run again."""
 _LESS = (
     "Give attach() a lower budget, which leaves more free, or use shorter or fewer "
@@ -540,12 +540,12 @@ _WITHOUT = (
 )
 
 
-def is_told_alone(error: BaseException) -> bool:
+def is_final(error: BaseException) -> bool:
     """Whether an error says already that nothing is run again."""
-    return hasattr(error, _TOLD)
+    return hasattr(error, _FINAL)
 
 
-def tell_alone(error: BaseException, what: str, why: str, numbers: str) -> None:
+def mark_final(error: BaseException, what: str, why: str, numbers: str) -> None:
     """Add to an error's own words that nothing is run again, and what to do.
 
     Args:
@@ -557,11 +557,11 @@ def tell_alone(error: BaseException, what: str, why: str, numbers: str) -> None:
     advice = _LESS if is_out_of_memory(error) else _WITHOUT
     said = str(error) or type(error).__name__
     if isinstance(error, NotRecomputableError):
-        said = error.told
+        said = error.summary
     text = (
         f"{said}\nmimose does not run {what} again on this rank alone: {why}, so that "
         f"other ranks wait for it or are ahead of it. {numbers} {advice}; then start "
         f"all ranks again, from the last saved state"
     )
     error.args = (text, *error.args[1:])
-    vars(error)[_TOLD] = True
+    vars(error)[_FINAL] = True

@@ -76,17 +76,19 @@ class NotRecomputableError(MimoseError, RuntimeError):
     Attributes:
         layers: The layers' names by their place among the session's layers.
         why: What is wrong with them.
-        told: Both in words, without what to do.
+        summary: Both in words, without what to do.
     """
 
     def __init__(self, layers: Mapping[int, str], why: str) -> None:
         self.layers = dict(layers)
         self.why = why
-        self.told = (
+        self.summary = (
             f"{', '.join(self.layers.values())} cannot be recomputed: {why}. It is "
             f"kept from now on"
         )
-        super().__init__(f"{self.told}; run the step again, with the batch as it was.")
+        super().__init__(
+            f"{self.summary}; run the step again, with the batch as it was."
+        )
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle by the arguments, for the message is built from them."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from cachetools import LRUCache
 
 from mimose.budget import format_bytes
-from mimose.cost.problem import Memory, doubt, extrapolation_ratio, step_work
+from mimose.cost.problem import Memory, extrapolation_ratio, step_work, why_unknown
 from mimose.exceptions import InfeasibleBudgetError, MimoseError
 from mimose.planners import Plan
 from mimose.policy import CachedPlan
@@ -80,7 +80,7 @@ def asked(
     Raises:
         MimoseError: A name is not one of the model's; or nothing is known yet.
     """
-    last = engine.told.last if shape is None else engine.told.typical
+    last = engine.snapshot.last if shape is None else engine.snapshot.typical
     if last is None:
         msg = (
             "no step was run yet and no state was loaded, so no shape is known; train "
@@ -96,7 +96,7 @@ def asked(
             step_input.context.split("+"),
             step_input.structure.split("+"),
         )
-        found = engine.told.tables.get(structures[0])
+        found = engine.snapshot.tables.get(structures[0])
         assert found is not None
         table = found
         sizes = step_input.sizes[: len(table.names)]
@@ -181,7 +181,7 @@ class Forecasts:
 
     def _budget(self, budget: float | str | None) -> int:
         if budget is None:
-            return self._engine.footprint.budget_bytes
+            return self._engine.memory_limit.budget_bytes
         return self._engine.read_budget(budget)
 
     def _begins(
@@ -196,7 +196,7 @@ class Forecasts:
         if accumulating is None:
             accumulating = driver.accumulates
         memory = driver.memory_to_come(has_gradients=accumulating)
-        more = budget_bytes - self._engine.footprint.budget_bytes
+        more = budget_bytes - self._engine.memory_limit.budget_bytes
         more_level = more / memory.reserved_ratio
         grain = budget_bytes / _GRAINS
         memory = memory._replace(
@@ -227,7 +227,7 @@ class Forecasts:
         if "+" not in step_input.context:
             base = step_input.context.removesuffix(BY_ROWS)
             n_labels = table.n_elements(step_input.sizes, "labels")
-            budget_bytes = self._engine.footprint.budget_bytes
+            budget_bytes = self._engine.memory_limit.budget_bytes
             large = large_logits(driver.losses, n_labels, budget_bytes)
             contexts = [base]
             if large:
@@ -241,11 +241,11 @@ class Forecasts:
             for context in contexts
             for has_gradients in dict.fromkeys((step_input.has_gradients, False))
         ]
-        if all(doubt(learner.model, like) for like in likes):
+        if all(why_unknown(learner.model, like) for like in likes):
             learner.worker.catch_up()
         is_first, policy = not self._engine.steps.n_begun, self._engine.policy
         for like in likes:
-            if not doubt(learner.model, like):
+            if not why_unknown(learner.model, like):
                 return like, policy.usable_bytes(like, memory, is_first=is_first)
         return likes[0], None
 
@@ -268,7 +268,7 @@ class Forecasts:
             extrapolation=math.inf if is_new else extrapolation_ratio(model, known),
         )
         if usable is None:
-            return replace(forecast, why_not=doubt(model, known)), None
+            return replace(forecast, why_not=why_unknown(model, known)), None
         try:
             made = plans.peek(known, memory) or plans.make(known, memory, usable)
         except InfeasibleBudgetError:

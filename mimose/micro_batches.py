@@ -443,7 +443,7 @@ def _shifts(model: nn.Module) -> bool:
 # ------------------------------------------------------------------- the split
 
 
-def _refuse_batch_norm(model: nn.Module) -> None:
+def _raise_if_batch_norm(model: nn.Module) -> None:
     """Make sure that no layer mixes rows.
 
     Raises:
@@ -489,7 +489,7 @@ class Splitter:
         self, model: nn.Module, batch: Batch, lengths: Lengths, loss: Loss
     ) -> Iterator[tuple[Batch, float]]:
         """Check a batch, and return its micro-batches; see `Session.micro_batches`."""
-        _refuse_batch_norm(model)
+        _raise_if_batch_norm(model)
         rows = read_rows(batch, lengths, model)
         counts = _counter(loss, batch, rows, model)
         if loss == "rows" and not self._has_warned:
@@ -590,7 +590,7 @@ class Splitter:
 
     def _shape(self, rows: Rows, n: int, widths: Sequence[int]) -> dict[str, int]:
         """Return the model's sizes that a micro-batch decides, by name; {}: none."""
-        last = self._engine.told.typical
+        last = self._engine.snapshot.typical
         if last is None:
             return {}
         own: dict[int, tuple[str, int]] = {}
@@ -622,7 +622,7 @@ class Splitter:
         found = self._ask(rows, n, widths)
         if found is not None and found.fits is not None:
             return found.fits
-        budget_bytes = self._engine.footprint.budget_bytes
+        budget_bytes = self._engine.memory_limit.budget_bytes
         memory = self._engine.driver.memory_now()
         room = (budget_bytes - memory.start_bytes) / memory.reserved_ratio
         columns = sum(widths)
@@ -714,7 +714,7 @@ class Splitter:
     def _knot(self, rows: Rows, widths: Sequence[int]) -> tuple[float, _Floats]:
         """Return the most elements of rows of a length, and what shares of it take."""
         n_steps = self._engine.steps.n_begun
-        key = self._engine.footprint.budget_bytes, rows.n, *widths
+        key = self._engine.memory_limit.budget_bytes, rows.n, *widths
         until, elements, costs = self._knots.get(key, (0, 0.0, np.empty(0)))
         if n_steps < until:
             return elements, costs

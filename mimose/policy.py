@@ -43,12 +43,12 @@ from mimose.cost.pattern import as_tuples
 from mimose.cost.problem import (
     Growth,
     Memory,
-    doubt,
     extra_flops,
     extrapolation_ratio,
     fill_problem,
     plan_growth,
-    untold,
+    unknown_actions,
+    why_unknown,
 )
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.planners import InfeasibleBudgetError as _Infeasible
@@ -57,7 +57,7 @@ from mimose.planners.timeline import judge
 from mimose.predictors import REACH, SafetyMargin, SizeMap
 from mimose.records import TRIED, Phase
 from mimose.types import BY_ROWS, MOST_CONTEXTS, Context, Sizes, StepInput
-from mimose.worker import Lane, lock
+from mimose.worker import JobKind, lock
 
 # ------------------------------------------------------------ least peaks
 
@@ -440,9 +440,9 @@ class Plans:
         if plain is not None:
             return plain.keeps_all
         model, known, more = self._learner.model, step_input, 0
-        if doubt(model, step_input):
+        if why_unknown(model, step_input):
             known, more = by_rows, _COPIES * logit_bytes
-        if (made is not None and not made.keeps_all) or doubt(model, known):
+        if (made is not None and not made.keeps_all) or why_unknown(model, known):
             return False
         problem = fill_problem(model, known, memory)
         actions = (model.menu.first,) * len(problem.calls)
@@ -572,7 +572,7 @@ class Plans:
         if self._refiner is None or made.plan.optimal or made.keeps_all:
             return
         refine = partial(self._refine, step_input, made, memory, usable_bytes)
-        self._learner.worker.submit(Lane.REFINE, step_input[:3], refine)
+        self._learner.worker.submit(JobKind.REFINE, step_input[:3], refine)
 
     def _refine(
         self,
@@ -583,7 +583,7 @@ class Plans:
     ) -> None:
         with self._lock:
             is_in_use = made in self._cache.get(step_input[:3], ())
-        if not is_in_use or doubt(self._learner.model, step_input):
+        if not is_in_use or why_unknown(self._learner.model, step_input):
             return
         try:
             refined = self.make(step_input, memory, usable_bytes, planner=self._refiner)
@@ -607,12 +607,12 @@ class Plans:
             found = self.peek(step_input, memory)
         if found is None:
             ahead = partial(self._make_ahead, step_input, memory)
-            self._learner.worker.submit(Lane.PLAN, step_input[:3], ahead)
+            self._learner.worker.submit(JobKind.PLAN, step_input[:3], ahead)
 
     def _make_ahead(self, step_input: StepInput, memory: Memory) -> None:
         most = memory.headroom_bytes - self._margin.noise_bytes
         usable = memory.start_bytes + self._margin.largest(most)
-        if doubt(self._learner.model, step_input):
+        if why_unknown(self._learner.model, step_input):
             return
         try:
             made = self.make(step_input, memory, usable)
@@ -772,11 +772,11 @@ class Policy:
         learner, context = self._learner, step_input.context
         is_measured = context in learner.model.patterns
         is_known = is_measured and without_rows(context) in self._stages
-        if not is_known or doubt(learner.model, step_input):
+        if not is_known or why_unknown(learner.model, step_input):
             learner.worker.catch_up()  # there is nothing better to do
         model = learner.model
         learner.use(context)
-        why_not = doubt(model, step_input)
+        why_not = why_unknown(model, step_input)
         self._note(why_not)
         if why_not:
             return Decision("fallback" if is_known else "collect", None, reason=why_not)
@@ -819,7 +819,7 @@ class Policy:
             return None
         is_exact = made.keeps_all
         actions, turns = list(planned), count()
-        for at, unknown in enumerate(untold(model, step_input)):
+        for at, unknown in enumerate(unknown_actions(model, step_input)):
             names = [n for n in unknown if not (is_exact and n in menu.lossy)]
             if names and planned[at] == menu.first:
                 actions[at] = names[next(turns) % len(names)]
@@ -987,7 +987,7 @@ class Policy:
             memory: What is held, as if it began now.
         """
         model = self._learner.model
-        if doubt(model, step_input) or model.varies(
+        if why_unknown(model, step_input) or model.varies(
             step_input.context
         ):  # it may run less
             return None
@@ -1019,7 +1019,7 @@ class Policy:
             InfeasibleBudgetError: No plan keeps the budget.
         """
         model, problem = self._learner.model, self.problem(step_input, memory)
-        why_not = doubt(model, step_input)
+        why_not = why_unknown(model, step_input)
         if why_not:
             return problem, safest_plan(problem), f"the safest plan, for {why_not}"
         usable = self.usable_bytes(step_input, memory)

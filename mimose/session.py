@@ -20,7 +20,7 @@ from mimose.arguments import (
     check_shapes,
     check_watched,
     layers_of,
-    refuse_no_model,
+    raise_if_no_model,
 )
 from mimose.budget import Budget, format_bytes
 from mimose.cost.problem import Memory, step_work
@@ -37,7 +37,7 @@ from mimose.inputs.sharding import (
     inside_ddp,
     own_class,
     parallel_shares,
-    refuse_unplannable,
+    raise_if_unplannable,
     sharding,
 )
 from mimose.memory.meters import BasicMeter, Meter
@@ -50,7 +50,7 @@ from mimose.report.columns import terminal_width
 from mimose.runtime.engine import Options, make_engine, raise_if_attached
 from mimose.runtime.retry import Attempts, saved_gradients
 from mimose.runtime.watched import watched
-from mimose.state import describe, plain, refuse_other
+from mimose.state import describe, plain, raise_if_of_another
 from mimose.types import StepInput
 
 _log = logging.getLogger(__name__)
@@ -182,7 +182,7 @@ def _host(
 ) -> Host | None:
     """Return what holds tensors on the host; None where nothing does."""
     if need_host(actions):
-        refuse_no_model(model)
+        raise_if_no_model(model)
         return make_host(only_device(model), host_budget)
     if host_budget is not None:
         msg = (
@@ -203,10 +203,10 @@ class Session:
     """
 
     def __init__(self, model: nn.Module, options: Options) -> None:
-        refuse_no_model(model)
+        raise_if_no_model(model)
         model = inside_ddp(model)
         raise_if_attached(model)
-        refuse_unplannable(model)
+        raise_if_unplannable(model)
         self._model: nn.Module | None = model
         """None once it is detached: who keeps the session keeps no model."""
         self._of: dict[str, Any] = {}
@@ -235,7 +235,7 @@ class Session:
     @property
     def budget_bytes(self) -> int:
         """The budget that holds now, in bytes. ``budget`` is the same."""
-        return self._engine.footprint.budget_bytes
+        return self._engine.memory_limit.budget_bytes
 
     @property
     def budget(self) -> int:
@@ -265,7 +265,7 @@ class Session:
 
     @budget.setter
     def budget(self, value: Budget | Callable[[], Budget]) -> None:
-        self._refuse_detached()
+        self._raise_if_detached()
         self._engine.set_budget(value)
 
     def detach(self) -> None:
@@ -296,7 +296,7 @@ class Session:
 
         The session resets the device's peak counter; use this in its place.
         """
-        return self._engine.footprint.highest_bytes()
+        return self._engine.memory_limit.highest_bytes()
 
     def step(self, closure: Callable[[], Any]) -> Any:
         """Run a forward and its backward; again, from the start, if they fail.
@@ -319,7 +319,7 @@ class Session:
                 ranks take part in it, so that no rank can run it again alone.
             MimoseError: The session was detached.
         """
-        restore_gradients = saved_gradients(self._refuse_detached())
+        restore_gradients = saved_gradients(self._raise_if_detached())
         snapshot = self._engine.rollback.snapshot()
         snapshot.take()
         attempts = self.attempts()
@@ -393,7 +393,7 @@ class Session:
             InfeasibleBudgetError: While it is iterated over: no plan fits a row by
                 itself.
         """
-        return self._splitter.split(self._refuse_detached(), batch, lengths, loss)
+        return self._splitter.split(self._raise_if_detached(), batch, lengths, loss)
 
     def watch(self, loader: Iterable[_Batch]) -> Iterable[_Batch]:
         """Know the next batch's shape while a step runs, so that its plan is ready.
@@ -446,12 +446,12 @@ class Session:
             TypeError: A shape is no mapping.
             ValueError: A size is no integer of at least 1.
         """
-        self._refuse_detached()
+        self._raise_if_detached()
         last = self._engine.describer.last
         table = None if last is None else last[1]
         self._engine.to_come.expect(check_shapes(shapes), table)
 
-    def _refuse_detached(self) -> nn.Module:
+    def _raise_if_detached(self) -> nn.Module:
         if self._model is None:
             msg = (
                 "the session was detached, so it plans for no model any more: call "
@@ -487,7 +487,7 @@ class Session:
                 then.
             MimoseError: The session was detached.
         """
-        refuse_other(state, self._description(self._refuse_detached()))
+        raise_if_of_another(state, self._description(self._raise_if_detached()))
         before = self.state_dict()
         try:
             self._engine.load_state_dict(state)
@@ -525,7 +525,7 @@ class Session:
 
     def summary(self) -> Summary:
         """Return the session in numbers."""
-        told = self._engine.told
+        snapshot = self._engine.snapshot
         return _report.summarise(
             self.records,
             budget_bytes=self.budget_bytes,
@@ -534,13 +534,13 @@ class Session:
             plans=self._engine.policy.plans,
             margin=self._engine.policy.margin.share,
             kept_units=dict(self._engine.findings.kept),
-            **self._engine.footprint.summary(),
+            **self._engine.memory_limit.summary(),
             **self._pace(),
             inexact_layers=dict(self._engine.findings.inexact),
             largest_to_come=self._engine.to_come.largest,
             least_peak_to_come=self._engine.to_come.least_peak_bytes,
             host=self._engine.host_use,
-            agreement=told.agreement_use,
+            agreement=snapshot.agreement_use,
         )
 
     def explain(self, shape: Mapping[str, int] | None = None) -> str:
@@ -567,7 +567,7 @@ class Session:
             shape=table.named(step_input.sizes),
             why=why,
             seconds=rates and rates.parts(*step_work(model, step_input, plan.actions)),
-            by_rows=self._engine.told.can_go_by_rows,
+            by_rows=self._engine.snapshot.can_go_by_rows,
             width=terminal_width(),
         )
 
@@ -599,7 +599,7 @@ class Session:
                 was loaded; or the session was detached.
             BudgetError: The budget cannot be read.
         """
-        self._refuse_detached()
+        self._raise_if_detached()
         return self._forecasts.ask(shape, budget, accumulating)
 
     def largest(
@@ -632,7 +632,7 @@ class Session:
             MimoseError: As for `forecast`.
             BudgetError: The budget cannot be read.
         """
-        self._refuse_detached()
+        self._raise_if_detached()
         return self._forecasts.largest(shape, vary, budget, most, accumulating)
 
     def planning_problem(
@@ -655,7 +655,7 @@ class Session:
 
     def _pace(self) -> dict[str, Any]:
         """Return the fields of a `Summary` that say what larger batches bring."""
-        last, model = self._engine.told.last, self._engine.learner.model
+        last, model = self._engine.snapshot.last, self._engine.learner.model
         if last is None or last[0].context not in model.patterns:
             return {}
         step_input, table = last
@@ -678,6 +678,6 @@ class Session:
         if step_input.context not in self._engine.learner.model.patterns:
             msg = "no step with such inputs was measured yet; train a few first"
             raise MimoseError(msg)
-        memory = self._engine.told.memory
+        memory = self._engine.snapshot.memory
         assert memory is not None
         return step_input, table, memory

@@ -59,7 +59,7 @@ def plain(state: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def refuse_other(state: object, mine: Mapping[str, Any]) -> None:
+def raise_if_of_another(state: object, mine: Mapping[str, Any]) -> None:
     """Refuse state of something else.
 
     Args:

@@ -90,15 +90,15 @@ class Measured:
         """Record that it was kept, whatever was meant to be done."""
         self.action = action
 
-    def tell_held(self, action: str, n_bytes: float) -> None:
+    def set_held(self, action: str, n_bytes: float) -> None:
         """Take in what was held under the action that it ran under."""
         self.held_bytes = {**self.held_bytes, action: n_bytes}
 
-    def tell_host(self, action: str, n_bytes: float) -> None:
+    def set_host(self, action: str, n_bytes: float) -> None:
         """Take in what was held on the host under the action that it ran under."""
         self.host_bytes = {**self.host_bytes, action: n_bytes}
 
-    def tell_freed(self, action: str, like: str, n_bytes: float) -> None:
+    def set_freed(self, action: str, like: str, n_bytes: float) -> None:
         """Take in what goes that others had made, while it is not needed.
 
         Args:

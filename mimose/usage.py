@@ -40,7 +40,7 @@ def at_least_one(text: str) -> int:
     """Read a number of things."""
     number = _number(text)
     if number % 1 or not number >= 1:
-        _refuse("a whole number of at least 1", text)
+        _fail("a whole number of at least 1", text)
     return int(number)
 
 
@@ -48,7 +48,7 @@ def seed(text: str) -> int:
     """Read a seed."""
     number = _number(text)
     if number % 1 or not 0 <= number <= _MOST_SEED:
-        _refuse(f"a whole number from 0 to {_MOST_SEED}", text)
+        _fail(f"a whole number from 0 to {_MOST_SEED}", text)
     return int(number)
 
 
@@ -56,7 +56,7 @@ def positive(text: str) -> float:
     """Read a quantity such as a time."""
     number = _number(text)
     if not 0 < number < math.inf:
-        _refuse("a number above 0", text)
+        _fail("a number above 0", text)
     return number
 
 
@@ -64,7 +64,7 @@ def names(text: str) -> list[str]:
     """Read names with commas between them."""
     found = [name.strip() for name in text.split(",") if name.strip()]
     if not found:
-        _refuse("names with commas between them", text)
+        _fail("names with commas between them", text)
     return found
 
 
@@ -76,7 +76,7 @@ def shares(text: str) -> tuple[float, ...]:
     """
     found = tuple(map(_number, text.split(",")))
     if not all(0 < share <= 1 for share in found):
-        _refuse(
+        _fail(
             "over 0 and at most 1, such as 0.35,0.5 (near 0 is what the longest batch "
             "needs when everything is recomputed, 1 when everything is kept)",
             text,
@@ -92,6 +92,6 @@ def _number(text: str) -> float:
         return math.nan
 
 
-def _refuse(what: str, text: str) -> NoReturn:
+def _fail(what: str, text: str) -> NoReturn:
     msg = f"must be {what}, got {text!r}"
     raise argparse.ArgumentTypeError(msg)

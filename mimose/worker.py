@@ -55,7 +55,7 @@ _FAILED = (
 _URGENCY = itemgetter(0)
 
 
-class Lane(enum.IntEnum):
+class JobKind(enum.IntEnum):
     """Kinds of work, the most urgent first."""
 
     LEARN = 0
@@ -83,7 +83,7 @@ class Worker:
         # own code would leave it held for ever.
         self._lock = lock()
         self._changed = threading.Condition(self._lock)
-        self._jobs: dict[tuple[Lane, Hashable], Job] = {}
+        self._jobs: dict[tuple[JobKind, Hashable], Job] = {}
         self._thread: threading.Thread | None = None
         self._learner: threading.Thread | None = None
         """Who is in the midst of a lesson."""
@@ -93,12 +93,12 @@ class Worker:
         self._began = 0.0
         _workers.add(self)
 
-    def submit(self, lane: Lane, key: Hashable, job: Job) -> None:
+    def submit(self, kind: JobKind, key: Hashable, job: Job) -> None:
         """Take a job.
 
         Args:
-            lane: Its kind.
-            key: A job of the same lane and key that waits is replaced.
+            kind: Its kind.
+            key: A job of the same kind and key that waits is replaced.
             job: The job.
         """
         if self._is_closed:
@@ -107,14 +107,14 @@ class Worker:
             for _ in job() or ():
                 pass
         elif not self._has_failed:
-            self._put(lane, key, job)
-        elif lane is Lane.LEARN:
-            self._do(lane, job)
+            self._put(kind, key, job)
+        elif kind is JobKind.LEARN:
+            self._do(kind, job)
 
-    def _put(self, lane: Lane, key: Hashable, job: Job) -> None:
+    def _put(self, kind: JobKind, key: Hashable, job: Job) -> None:
         with self._lock:
-            self._jobs.pop((lane, key), None)
-            self._jobs[lane, key] = job
+            self._jobs.pop((kind, key), None)
+            self._jobs[kind, key] = job
             if len(self._jobs) > _MOST_WAITING:
                 del self._jobs[max(self._jobs, key=_URGENCY)]
             if self._thread is None or not self._thread.is_alive():
@@ -137,7 +137,7 @@ class Worker:
                             self._give_up()
                 finally:
                     self._is_hurried = False
-                taken = self._take(Lane.LEARN)
+                taken = self._take(JobKind.LEARN)
             if taken is None:
                 return
             self._do(*taken)
@@ -159,21 +159,21 @@ class Worker:
             return False
         return who.is_alive()
 
-    def _take(self, least: Lane) -> tuple[Lane, Job] | None:
+    def _take(self, least: JobKind) -> tuple[JobKind, Job] | None:
         """Take out the most urgent job that may begin, down to a kind."""
-        most = Lane.PLAN if self._is_learning else Lane.LEARN
+        most = JobKind.PLAN if self._is_learning else JobKind.LEARN
         waiting = (key for key in self._jobs if most <= key[0] <= least)
         key = min(waiting, key=_URGENCY, default=None)
         if key is None:
             return None
-        if key[0] is Lane.LEARN:
+        if key[0] is JobKind.LEARN:
             self._learner = threading.current_thread()
         return key[0], self._jobs.pop(key)
 
     def do_next(self) -> bool:
         """Do the next job, in the thread; return whether there may be more."""
         with self._lock:
-            taken = None if self._has_failed else self._take(Lane.REFINE)
+            taken = None if self._has_failed else self._take(JobKind.REFINE)
             if taken is None:
                 self._thread = None
                 return False
@@ -181,7 +181,7 @@ class Worker:
         self._rest()
         return True
 
-    def _do(self, lane: Lane, job: Job) -> None:
+    def _do(self, kind: JobKind, job: Job) -> None:
         """Do a job, with rests in the thread; what it fails with is told."""
         is_beside = threading.current_thread() is self._thread
         self._began = time.perf_counter()
@@ -195,7 +195,7 @@ class Worker:
             said = "".join(traceback.format_exception(error))
             _log.warning(_FAILED, f"It failed with:\n{said}")
         finally:
-            if lane is Lane.LEARN:
+            if kind is JobKind.LEARN:
                 with self._lock:
                     if self._learner is threading.current_thread():
                         self._learner = None

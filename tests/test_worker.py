@@ -12,7 +12,7 @@ import time
 import pytest
 
 import mimose
-from mimose.worker import NAME, Lane, Worker
+from mimose.worker import NAME, JobKind, Worker
 
 pytestmark = pytest.mark.worker
 
@@ -50,29 +50,29 @@ def blocked(worker):
         began.set()
         assert goes_on.wait(10)
 
-    worker.submit(Lane.PLAN, "wait", wait)
+    worker.submit(JobKind.PLAN, "wait", wait)
     assert began.wait(10)
     yield goes_on
     goes_on.set()
 
 
-def _wait_for_all(worker, lane=Lane.REFINE):
+def _wait_for_all(worker, kind=JobKind.REFINE):
     done = threading.Event()
-    worker.submit(lane, object(), done.set)
+    worker.submit(kind, object(), done.set)
     assert done.wait(10)
 
 
 def test_the_urgent_comes_first_and_the_newest_of_a_key(worker, blocked):
     """Whatever came in first; an older job of the same key is not done."""
     done = []
-    for lane, key, word in (
-        (Lane.REFINE, 1, "refine"),
-        (Lane.PLAN, 1, "old"),
-        (Lane.PLAN, 2, "other"),
-        (Lane.PLAN, 1, "new"),
-        (Lane.LEARN, 1, "learn"),
+    for kind, key, word in (
+        (JobKind.REFINE, 1, "refine"),
+        (JobKind.PLAN, 1, "old"),
+        (JobKind.PLAN, 2, "other"),
+        (JobKind.PLAN, 1, "new"),
+        (JobKind.LEARN, 1, "learn"),
     ):
-        worker.submit(lane, key, lambda word=word: done.append(word))
+        worker.submit(kind, key, lambda word=word: done.append(word))
     blocked.set()
     _wait_for_all(worker)
     assert done == ["learn", "other", "new", "refine"]
@@ -81,7 +81,7 @@ def test_the_urgent_comes_first_and_the_newest_of_a_key(worker, blocked):
 def test_who_waits_for_lessons_learns_them(worker, blocked):
     """Rather than for a solver that the thread is in the midst of."""
     done = []
-    worker.submit(Lane.LEARN, 1, lambda: done.append(threading.current_thread()))
+    worker.submit(JobKind.LEARN, 1, lambda: done.append(threading.current_thread()))
     worker.catch_up()
     assert done == [threading.current_thread()]
 
@@ -96,7 +96,7 @@ def test_a_lesson_that_was_begun_is_waited_for(worker):
             items.append(item)
             yield
 
-    worker.submit(Lane.LEARN, 1, learn)
+    worker.submit(JobKind.LEARN, 1, learn)
     assert began.wait(10)
     worker.catch_up()
     assert len(items) == 1000
@@ -105,12 +105,12 @@ def test_a_lesson_that_was_begun_is_waited_for(worker):
 def test_a_failure_is_told_once_and_lessons_go_on_inline(worker, caplog):
     """What failed is not run again; what is not needed is not done any more."""
     here = []
-    worker.submit(Lane.LEARN, 1, lambda: 1 / 0)
+    worker.submit(JobKind.LEARN, 1, lambda: 1 / 0)
     worker.catch_up()
     (told,) = caplog.messages
     assert "ZeroDivisionError" in told
-    worker.submit(Lane.LEARN, 2, lambda: here.append(threading.current_thread()))
-    worker.submit(Lane.PLAN, 3, lambda: here.append("plan"))
+    worker.submit(JobKind.LEARN, 2, lambda: here.append(threading.current_thread()))
+    worker.submit(JobKind.PLAN, 3, lambda: here.append("plan"))
     assert here == [threading.current_thread()]
 
 
@@ -125,9 +125,9 @@ def test_a_lesson_that_hangs_is_given_up(worker, caplog, monkeypatch):
         yield
         done.append("the hung one")
 
-    worker.submit(Lane.LEARN, 1, hang)
+    worker.submit(JobKind.LEARN, 1, hang)
     assert began.wait(10)
-    worker.submit(Lane.LEARN, 2, lambda: done.append("the next"))
+    worker.submit(JobKind.LEARN, 2, lambda: done.append("the next"))
     worker.catch_up()
     worker.catch_up()
     (said,) = caplog.messages
@@ -146,7 +146,7 @@ def test_a_solver_is_not_waited_for(worker):
         began.set()
         answers.wait()
 
-    worker.submit(Lane.REFINE, "solve", solve)
+    worker.submit(JobKind.REFINE, "solve", solve)
     assert began.wait(10)
     (thread,) = _threads()
     worker.close()
@@ -159,7 +159,7 @@ def test_no_thread_is_left_of_a_worker_that_is_dropped():
     """It ends without a word, its jobs unfinished or not."""
     for _ in range(20):
         worker = Worker()
-        worker.submit(Lane.PLAN, 1, lambda: None)
+        worker.submit(JobKind.PLAN, 1, lambda: None)
         del worker
 
 
@@ -168,21 +168,21 @@ def test_a_forked_child_starts_afresh():
     """Also where the parent's thread was in the midst of a job, or held the lock."""
     code = """
 import os, threading, sys
-from mimose.worker import Lane, Worker
+from mimose.worker import JobKind, Worker
 worker = Worker()
 busy = threading.Event()
 def spin():
     busy.set()
     for _ in range(50_000):
-        worker.submit(Lane.REFINE, 1, int)   # takes the lock again and again
-worker.submit(Lane.LEARN, 0, spin)
+        worker.submit(JobKind.REFINE, 1, int)   # takes the lock again and again
+worker.submit(JobKind.LEARN, 0, spin)
 busy.wait()
 children = []
 for _ in range(20):
     child = os.fork()
     if child == 0:
         done = []
-        worker.submit(Lane.LEARN, 1, lambda: done.append(1))
+        worker.submit(JobKind.LEARN, 1, lambda: done.append(1))
         worker.catch_up()
         os._exit(0 if done == [1] else 1)
     children.append(child)
@@ -204,12 +204,12 @@ def test_the_interpreter_ends(end, code, said):
     """In the midst of work, by whatever way, and says what it would have said."""
     program = f"""
 import itertools, time
-from mimose.worker import Lane, Worker
+from mimose.worker import JobKind, Worker
 worker = Worker()
 def work():
     for _ in itertools.count():
         yield
-worker.submit(Lane.REFINE, 1, work)
+worker.submit(JobKind.REFINE, 1, work)
 time.sleep(0.05)
 {end}
 """

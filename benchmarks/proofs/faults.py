@@ -50,7 +50,7 @@ from mimose.exceptions import StateMismatchError, first_line
 from mimose.memory.wall import standing
 from mimose.records import read_records
 from mimose.runtime import engine
-from mimose.worker import Job, Lane, Worker
+from mimose.worker import Job, JobKind, Worker
 
 QUESTION = "Does a run live through what bare training lives through?"
 OPTIONS = (
@@ -483,7 +483,7 @@ class _Thread(_Fault):
         made = Worker(is_inline=is_inline)
         submit = made.submit
 
-        def faulty(lane: Lane, key: Hashable, job: Job) -> None:
+        def faulty(lane: JobKind, key: Hashable, job: Job) -> None:
             submit(lane, key, lambda: self._do(job))
 
         setattr(made, "submit", faulty)  # noqa: B010

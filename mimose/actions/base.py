@@ -45,7 +45,7 @@ class Action(Protocol):
 
     spec: ActionSpec
 
-    def refuses(self, layer: Layer) -> str:
+    def why_not(self, layer: Layer) -> str:
         """Return why a layer cannot run under it, for the report; "" if it can."""
         ...
 

@@ -25,7 +25,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from mimose.actions.flags import pack_flags, unpack_flags
-from mimose.actions.hooks import Packing
+from mimose.actions.hooks import SavedTensorAction
 from mimose.actions.host import Packed
 from mimose.planners.actions import POOL, POOL_4, QUANTIZE, QUANTIZE_4
 from mimose.torch_private import storage_key
@@ -391,9 +391,9 @@ def _means(planes: torch.Tensor, block: list[int]) -> torch.Tensor:
 
 
 ACTIONS = (
-    Packing(POOL, lambda _: partial(_CallCodec, Pool(2))),
-    Packing(POOL_4, lambda _: partial(_CallCodec, Pool(4))),
-    Packing(QUANTIZE, lambda _: partial(_CallCodec, Quantize(8))),
-    Packing(QUANTIZE_4, lambda _: partial(_CallCodec, Quantize(4))),
+    SavedTensorAction(POOL, lambda _: partial(_CallCodec, Pool(2))),
+    SavedTensorAction(POOL_4, lambda _: partial(_CallCodec, Pool(4))),
+    SavedTensorAction(QUANTIZE, lambda _: partial(_CallCodec, Quantize(8))),
+    SavedTensorAction(QUANTIZE_4, lambda _: partial(_CallCodec, Quantize(4))),
 )
 """All that are lossy."""

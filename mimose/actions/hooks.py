@@ -56,7 +56,7 @@ _SAME_VALUES = frozenset(
 """Nodes between a weight and a tensor that is one still."""
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
-Refuse: TypeAlias = Callable[[str], NoReturn]
+Fail: TypeAlias = Callable[[str], NoReturn]
 """Raises the error that names a layer, and says why."""
 
 
@@ -133,12 +133,12 @@ class _Saved:
         refuse: Raises the error that names the layer.
     """
 
-    __slots__ = ("__weakref__", "_box", "_looks", "_refuse", "_version", "tensor")
+    __slots__ = ("__weakref__", "_box", "_fail", "_looks", "_version", "tensor")
 
-    def __init__(self, tensor: torch.Tensor, box: Box | None, refuse: Refuse) -> None:
+    def __init__(self, tensor: torch.Tensor, box: Box | None, fail: Fail) -> None:
         self.tensor = tensor.detach()
         self._version = version_of(self.tensor)
-        self._refuse = refuse
+        self._fail = fail
         self._box = box
         if box is not None:
             offset, shape = self.tensor.storage_offset(), self.tensor.shape
@@ -152,7 +152,7 @@ class _Saved:
             RecomputationError: It was edited since it was saved.
         """
         if version_of(self.tensor) != self._version:
-            self._refuse("a tensor that its backward needs was edited in place")
+            self._fail("a tensor that its backward needs was edited in place")
         if self._box is None:
             return self.tensor
         storage = self._box.storage(self.tensor.device)
@@ -211,12 +211,12 @@ class CallHooks:
     """
 
     def __init__(
-        self, codec: Codec, stays: object, refuse: Refuse, *, is_first: bool
+        self, codec: Codec, stays: object, fail: Fail, *, is_first: bool
     ) -> None:
         self.was_refused = self.edits_data = False
         self._codec = codec
         self._stays = storages_in(stays).keys()
-        self._refuse = refuse
+        self._fail = fail
         self._is_first = is_first
         self._seen: dict[int, _Seen] = {}
         self._made: list[_Seen] = []
@@ -233,7 +233,7 @@ class CallHooks:
 
     def _pack(self, tensor: torch.Tensor) -> _Saved:
         with without_dispatch_modes():  # no tracker counts this
-            saved = _Saved(tensor, self._box(tensor), self._refuse)
+            saved = _Saved(tensor, self._box(tensor), self._fail)
         if saved.tensor.numel():
             self._exact.append(weakref.ref(saved))
         return saved
@@ -310,7 +310,7 @@ def _is_weight(tensor: torch.Tensor) -> bool:
     return node is not None and node.name() == _ACCUMULATE
 
 
-class Packing:
+class SavedTensorAction:
     """Holds what a call saves in another form or place: an action.
 
     Args:
@@ -332,11 +332,11 @@ class Packing:
         self._keep = Keep()
         self._known: weakref.WeakSet[Layer] = weakref.WeakSet()
 
-    def anew(self, host: Host | None) -> Packing:
+    def anew(self, host: Host | None) -> SavedTensorAction:
         """Return the same action for another session."""
-        return Packing(self.spec, self._prepare, host)
+        return SavedTensorAction(self.spec, self._prepare, host)
 
-    def refuses(self, layer: Layer) -> str:
+    def why_not(self, layer: Layer) -> str:
         """Return why nothing of a call can be packed."""
         return why_saved_is_hidden(layer)
 
@@ -347,7 +347,7 @@ class Packing:
         hooks = CallHooks(
             codec,
             [call.args, call.kwargs, *own],
-            partial(_refuse, layer.name),
+            partial(_fail, layer.name),
             is_first=layer not in self._known,
         )
         with hooks, codec.watching():
@@ -357,16 +357,16 @@ class Packing:
         if hooks.edits_data:
             layer.exclude(self.spec.name, "it edits through .data what it has saved")
         if probe is not None:
-            self._tell(probe, hooks, boxes, freed_bytes)
+            self._record(probe, hooks, boxes, freed_bytes)
         return output
 
-    def _tell(
+    def _record(
         self, probe: Probe, hooks: CallHooks, boxes: list[Box], freed_bytes: int
     ) -> None:
         """Tell what was held of a call that was measured."""
         measured, kept = probe.trace.calls[probe.index], self._keep.spec.name
         live = measured.held_bytes.get(kept, 0.0)
-        measured.tell_held(kept, live + freed_bytes)
+        measured.set_held(kept, live + freed_bytes)
         packed = [box.packed for box in boxes if box.packed is not None]
         if hooks.was_refused:  # it would be learned as one that holds so much
             for box, each in zip(boxes, packed, strict=True):
@@ -374,12 +374,12 @@ class Packing:
             measured.keep(kept)
             return
         on_device = sum(each.device_bytes for each in packed)
-        measured.tell_held(self.spec.name, live + on_device)
+        measured.set_held(self.spec.name, live + on_device)
         if self.spec.needs_host:
-            measured.tell_host(self.spec.name, sum(each.host_bytes for each in packed))
+            measured.set_host(self.spec.name, sum(each.host_bytes for each in packed))
 
 
-def _refuse(name: str, why: str) -> NoReturn:
+def _fail(name: str, why: str) -> NoReturn:
     msg = (
         f"{name}: {why} before the backward, which is an error without mimose as well; "
         f"this step's gradients are not complete"

@@ -21,7 +21,7 @@ class Keep:
 
     spec = KEEP
 
-    def refuses(self, layer: Layer) -> str:
+    def why_not(self, layer: Layer) -> str:
         """Return "": what can run at all can be kept."""
         del layer
         return ""

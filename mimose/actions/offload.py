@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from mimose.actions.base import Invocation, Probe
-from mimose.actions.hooks import Packing
+from mimose.actions.hooks import SavedTensorAction
 from mimose.actions.host import AwayInput, Host, HostCall
 from mimose.actions.recompute import Recompute
 from mimose.inputs.describe import argument_tensors
@@ -56,8 +56,8 @@ class OffloadInput(Recompute):
                 measured.keep(RECOMPUTE.name)
             else:
                 host_bytes = 0 if on_host is None else on_host.host_bytes
-                measured.tell_host(self.spec.name, host_bytes)
-                measured.tell_freed(self.spec.name, RECOMPUTE.name, freed)
+                measured.set_host(self.spec.name, host_bytes)
+                measured.set_freed(self.spec.name, RECOMPUTE.name, freed)
         if handed is None or on_host is None:
             return None
         return AwayInput(handed, on_host)
@@ -92,5 +92,5 @@ def _to_host(host: Host | None) -> Callable[[], HostCall]:
     return make
 
 
-OFFLOADS = Packing(OFFLOAD, _to_host), OffloadInput()
+OFFLOADS = SavedTensorAction(OFFLOAD, _to_host), OffloadInput()
 """What a call has saved, and its input."""

@@ -95,7 +95,9 @@ def _pointwise(
 
 
 def _view(function: Callable[[Any, Any], Any], settings: Settings | None) -> Operator:
-    return Operator(_X_ONLY, lambda told, x: function(x, told), settings, is_view=True)
+    return Operator(
+        _X_ONLY, lambda options, x: function(x, options), settings, is_view=True
+    )
 
 
 def _transposed(node: Any) -> tuple[int, int]:
@@ -126,7 +128,7 @@ def _native_dropout(p: float, x: Any, mask: Any) -> Any:
 
 
 def _batch_norm(
-    told: tuple[bool, float], x: Any, weight: Any, bias: Any, mean: Any, rstd: Any
+    options: tuple[bool, float], x: Any, weight: Any, bias: Any, mean: Any, rstd: Any
 ) -> Any:
     """Normalize by the mean and deviation that were saved, if that gives the same bits.
 
@@ -137,7 +139,7 @@ def _batch_norm(
         scale = rstd if weight is None else rstd * weight
         one = torch.ones_like(rstd)
         return torch.native_batch_norm(x, scale, bias, mean, one, False, 0.0, 0.0)
-    _, eps = told
+    _, eps = options
     return torch.native_batch_norm(x, weight, bias, None, None, True, 0.0, eps)
 
 
@@ -157,9 +159,9 @@ _AVERAGE = (
 )
 
 
-def _sized(node: Any, *told: Any) -> list[Any]:
+def _sized(node: Any, *options: Any) -> list[Any]:
     scales = [saved_value(node, f"scales_{axis}") for axis in "hw"]
-    return [saved_value(node, "output_size"), *told, *scales]
+    return [saved_value(node, "output_size"), *options, *scales]
 
 
 OPERATORS: Mapping[str, Operator] = {
@@ -210,8 +212,8 @@ OPERATORS: Mapping[str, Operator] = {
     ),
     "HardtanhBackward0": Operator(
         _X,
-        lambda told, x: functional.hardtanh(x, *told),
-        edit=lambda told, x: functional.hardtanh_(x, *told),
+        lambda options, x: functional.hardtanh(x, *options),
+        edit=lambda options, x: functional.hardtanh_(x, *options),
         settings=lambda node: (
             saved_value(node, "min_val"),
             saved_value(node, "max_val"),
@@ -220,14 +222,14 @@ OPERATORS: Mapping[str, Operator] = {
     ),
     "EluBackward0": Operator(
         _X,
-        lambda told, x: _aten.elu(x, *told),
+        lambda options, x: _aten.elu(x, *options),
         lambda node: tuple(
             saved_value(node, name) for name in ("alpha", "scale", "input_scale")
         ),
     ),
     "SoftplusBackward0": Operator(
         _X,
-        lambda told, x: functional.softplus(x, *told),
+        lambda options, x: functional.softplus(x, *options),
         lambda node: (saved_value(node, "beta"), saved_value(node, "threshold")),
     ),
     "GluBackward0": Operator(
@@ -244,7 +246,7 @@ OPERATORS: Mapping[str, Operator] = {
         None, lambda dim, *parts: torch.cat(parts, dim), _saved_dimension("dim")
     ),
     # ------------------------------------------------------------- norms and sums
-    "MeanBackward1": Operator(_X_ONLY, lambda told, x: x.mean(*told), _mean),
+    "MeanBackward1": Operator(_X_ONLY, lambda options, x: x.mean(*options), _mean),
     "SoftmaxBackward0": Operator(
         _X_ONLY,
         lambda dim, x: torch.softmax(x, dim),
@@ -268,7 +270,9 @@ OPERATORS: Mapping[str, Operator] = {
     ),
     "NativeGroupNormBackward0": Operator(
         (Operand(0, "input"), Operand(1, "weight"), Operand(2)),
-        lambda told, x, weight, bias: torch.native_group_norm(x, weight, bias, *told),
+        lambda options, x, weight, bias: torch.native_group_norm(
+            x, weight, bias, *options
+        ),
         lambda node: tuple(
             saved_value(node, name) for name in ("N", "C", "HxW", "group", "eps")
         ),
@@ -293,18 +297,18 @@ OPERATORS: Mapping[str, Operator] = {
     ),
     "AvgPool2DBackward0": Operator(
         _X,
-        lambda told, x: functional.avg_pool2d(x, *told),
+        lambda options, x: functional.avg_pool2d(x, *options),
         lambda node: [saved_value(node, name) for name in _AVERAGE],
     ),
     "AdaptiveAvgPool2DBackward0": Operator(
         _X, lambda shape, x: functional.adaptive_avg_pool2d(x, shape[-2:]), _shape
     ),
     "UpsampleNearest2DBackward0": Operator(
-        _X_ONLY, lambda told, x: _aten.upsample_nearest2d(x, *told), _sized
+        _X_ONLY, lambda options, x: _aten.upsample_nearest2d(x, *options), _sized
     ),
     "UpsampleBilinear2DBackward0": Operator(
         _X_ONLY,
-        lambda told, x: _aten.upsample_bilinear2d(x, *told),
+        lambda options, x: _aten.upsample_bilinear2d(x, *options),
         lambda node: _sized(node, saved_value(node, "align_corners")),
     ),
     "ConstantPadNdBackward0": Operator(
@@ -326,7 +330,7 @@ OPERATORS: Mapping[str, Operator] = {
     ),
     "SqueezeBackward1": _view(lambda x, dim: x.squeeze(dim), _saved_dimension("dim")),
     "SelectBackward0": _view(
-        lambda x, told: x.select(*told),
+        lambda x, options: x.select(*options),
         lambda node: (
             _dimension(saved_value(node, "dim")),
             _dimension(saved_value(node, "index")),
@@ -339,10 +343,10 @@ OPERATORS: Mapping[str, Operator] = {
         is_view=True,
         has_many=True,
     ),
-    "SliceBackward0": _view(lambda x, told: _aten.slice(x, *told), _sliced),
+    "SliceBackward0": _view(lambda x, options: _aten.slice(x, *options), _sliced),
     "SplitBackward0": Operator(
         _X_ONLY,
-        lambda told, x: x.split(*told),
+        lambda options, x: x.split(*options),
         _split,
         is_view=True,
         has_many=True,

@@ -73,7 +73,7 @@ class Recompute:
 
     spec = RECOMPUTE
 
-    def refuses(self, layer: Layer) -> str:
+    def why_not(self, layer: Layer) -> str:
         """Return why a call cannot run again, where that shows before it runs."""
         del layer
         hooks = top_saved_hooks(False)
@@ -349,7 +349,7 @@ class Region:
             drop_saved_hooks(outer)
         self.has_run = True
         if not is_first:
-            self._layer.refuse_late_change(self.found)
+            self._layer.raise_if_changed_late(self.found)
         self._layer.note_way(len(self._holders), output, self.began)
         return output
 
@@ -382,7 +382,7 @@ class Region:
             RecomputationError: The arguments are not, or other tensors were saved.
         """
         if self._inputs.are_edited:
-            self._layer.refuse(_INPUT_EDITED)
+            self._layer.fail(_INPUT_EDITED)
         only = wanted if task == NO_GRAPH_TASK else None
         guard = self._layer.guard
         with (
@@ -392,7 +392,7 @@ class Region:
         ):
             is_same = self._recompute(task, only)
         if not is_same or task not in wanted:
-            self._layer.refuse(_OTHER_TENSORS)
+            self._layer.fail(_OTHER_TENSORS)
 
     def _recompute(self, task: int, only: _Holder | None) -> bool:
         """Return whether what is saved now is of the same kinds."""
@@ -434,7 +434,7 @@ class Region:
             if is_out_of_memory(error) or isinstance(error, (MimoseError, OSError)):
                 raise  # what a device or the system fails with is not the layer's
             why = f"run again, it raised {type(error).__name__}: {first_line(error)}"
-            self._layer.refuse(why, error)
+            self._layer.fail(why, error)
         finally:
             drop_saved_hooks(outer)
         return is_same and not left

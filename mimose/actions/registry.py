@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from mimose.actions import compress
 from mimose.actions.base import Action
-from mimose.actions.hooks import Packing
+from mimose.actions.hooks import SavedTensorAction
 from mimose.actions.host import Host
 from mimose.actions.keep import Keep
 from mimose.actions.offload import OFFLOADS, OffloadInput
@@ -89,7 +89,7 @@ def _not_actions(given: object) -> ValueError:
 
 def _own(actions: Iterable[Action], host: Host | None) -> tuple[Action, ...]:
     """Return actions for one session: what they learn of its layers is its own."""
-    own = (Selective, Packing, OffloadInput)
+    own = (Selective, SavedTensorAction, OffloadInput)
     return tuple(a.anew(host) if isinstance(a, own) else a for a in actions)
 
 

@@ -442,7 +442,7 @@ class Step(NamedTuple):
     """Of what is saved; of the attribute; of the kind that is run."""
     operands: tuple[int, ...] = ()
     """Steps before it."""
-    told: Any = None
+    argument: Any = None
     """Which output, which input, whose attribute."""
 
 
@@ -569,13 +569,13 @@ class _Program:
             return self._slot(slot)
         slot = self._roots.get(value)
         if slot is not None and self._is_kept(slot):
-            return self._add(value, Step(Source.WHOLE, *slot, told=value))
+            return self._add(value, Step(Source.WHOLE, *slot, argument=value))
         kind = self._graph.kinds[value.node]
         if kind == ACCUMULATE:
             return self._add(value, Step(Source.WEIGHT, value.node))
         run = self._run(value.node, kind)
         if OPERATORS[kind].has_many:
-            part = Step(Source.PART, operands=(run,), told=value.output)
+            part = Step(Source.PART, operands=(run,), argument=value.output)
             return self._add(value, part)
         self._at[value] = run
         return run
@@ -604,7 +604,7 @@ class _Program:
             if witness is None:
                 raise BarrierError(kind)  # it may be edited later
             self._witnesses.add(witness)
-            return self._add(edge, Step(Source.INPUT, told=number))
+            return self._add(edge, Step(Source.INPUT, argument=number))
         slot = Slot(node, operand.saved)
         if slot in self._graph.slots:
             return self._slot(slot)
@@ -626,7 +626,7 @@ class _Program:
                     if isinstance(value, float) and "eps" in name
                 ]
                 if weight is not None and len(names) == 1:
-                    step = Step(Source.EPSILON, node, names[0], told=path)
+                    step = Step(Source.EPSILON, node, names[0], argument=path)
                     return self._add(("epsilon", node), step)
         raise BarrierError(self._graph.kinds[node])
 
@@ -792,9 +792,9 @@ class Rebuild:
             except RuntimeError as error:
                 if is_out_of_memory(error):
                     raise
-                self._refuse(f"an operator refuses: {first_line(error)}")
+                self._fail(f"an operator refuses: {first_line(error)}")
             if rebuilt.untyped_storage().nbytes() != place.n_bytes:
-                self._refuse("what it saved was rebuilt with another layout")
+                self._fail("what it saved was rebuilt with another layout")
             if place.total is not None:
                 self._compare(place.total, _sum_of(rebuilt))
             return _placed(rebuilt, place.shape, place.stride, place.offset)
@@ -803,15 +803,15 @@ class Rebuild:
         """Compare two sums; on an accelerator the answer comes after the step."""
         flag = different_bits(was, now)
         if flag is True:
-            self._refuse(_OTHERWISE)
+            self._fail(_OTHERWISE)
         elif flag is not False and self._layer is not None:
-            self._layer.answers.ask([flag], self._tell)
+            self._layer.device_checks.defer([flag], self._take_answers)
 
-    def _tell(self, answers: Several[bool]) -> None:
+    def _take_answers(self, answers: Several[bool]) -> None:
         if any(answers):
-            self._refuse(_OTHERWISE)
+            self._fail(_OTHERWISE)
 
-    def _refuse(self, why: str) -> NoReturn:
+    def _fail(self, why: str) -> NoReturn:
         """Raise the error that names the layer, which is not run so any more.
 
         Raises:
@@ -843,13 +843,13 @@ class Rebuild:
             run = operator.edit if is_mine and operator.edit else operator.run
             made = run(source, *operands)
         elif step.source is Source.PART:
-            made = self.value(step.operands[0], sources)[step.told]
+            made = self.value(step.operands[0], sources)[step.argument]
         elif step.source in _PACKED:
             made = _unpacked(source)
         elif isinstance(source, tuple):
             made, counted = source
             if version(made) != counted:
-                self._refuse("a tensor it is rebuilt from was edited in place")
+                self._fail("a tensor it is rebuilt from was edited in place")
         else:
             made = source
         if not is_last and step.source in _MADE:
@@ -933,18 +933,18 @@ def _source(step: Step, ran: Ran) -> Any:
     if step.source is Source.RUN:
         return settings_of(step.name, nodes[step.node])
     if step.source is Source.EPSILON:
-        return getattr(ran.module.get_submodule(step.told), step.name)
+        return getattr(ran.module.get_submodule(step.argument), step.name)
     if step.source in (Source.SAVED, Source.WHOLE):
         tensor: torch.Tensor = saved_value(nodes[step.node], step.name)
         # A number as a tensor is not to be detached under a dispatch mode.
         tensor = tensor.detach() if tensor.requires_grad else tensor
         if step.source is Source.WHOLE:  # contiguous, as recipes have tried
-            number, output = step.told
+            number, output = step.argument
             shape = tuple(output_of(nodes[number], output).shape)
             stride = torch.empty(shape, device="meta").stride()
             tensor = tensor.as_strided(shape, stride, 0)
     elif step.source is Source.INPUT:
-        tensor = ran.inputs[step.told].detach()
+        tensor = ran.inputs[step.argument].detach()
     elif step.source is Source.WEIGHT:
         tensor = nodes[step.node].variable.detach()
     else:
@@ -1058,7 +1058,7 @@ class Selective:
         del host
         return Selective(self.spec)
 
-    def refuses(self, layer: Layer) -> str:
+    def why_not(self, layer: Layer) -> str:
         """Return why nothing of a call can be dropped."""
         return why_saved_is_hidden(layer)
 
@@ -1096,7 +1096,7 @@ class Selective:
             if freed is None:
                 measured.keep(self._keep.spec.name)
             else:
-                measured.tell_held(self.spec.name, max(0.0, kept - freed))
+                measured.set_held(self.spec.name, max(0.0, kept - freed))
         return output
 
     def _let_go(

@@ -336,7 +336,7 @@ def _bench(options: _Options) -> int:
 def _grid(options: _Options) -> GridSettings:
     """Return what ``mimose bench`` was asked to compare."""
     from mimose.bench.device import need_device
-    from mimose.bench.grid.runner import GridSettings, refuse_workload
+    from mimose.bench.grid.runner import GridSettings, raise_if_impossible
     from mimose.bench.grid.traces import from_file
     from mimose.bench.grid.workloads import workload_named
 
@@ -369,7 +369,7 @@ def _grid(options: _Options) -> GridSettings:
             f"given are used, the first: see --steps\n"
         )
     for name in workloads:
-        refuse_workload(settings, name)
+        raise_if_impossible(settings, name)
     return settings
 
 
@@ -446,7 +446,7 @@ def _report(options: _Options) -> int:
       1    a step went over it; the page is written all the same
       2    it cannot be done: wrong options, an unreadable file, a missing package
     """
-    from mimose.report.headline import facts, headline, verdict
+    from mimose.report.headline import figures, headline, verdict
     from mimose.report.page import write_page
 
     if options.tensorboard is not None:
@@ -478,7 +478,7 @@ def _report(options: _Options) -> int:
         width = terminal_width()
         rows = [
             (name, f"{number}{' ' if why.startswith('of ') else ', '}{why}")
-            for name, number, why in facts(numbers)
+            for name, number, why in figures(numbers)
         ]
         lines = [*wrapped(verdict(numbers), width), *named(rows, width)]
         lines += [f"{name}: {file}" for name, file in files.items()]

@@ -23,7 +23,7 @@ from mimose.types import (
     StepInput,
     StepSample,
 )
-from mimose.worker import Lane, Worker, lock
+from mimose.worker import JobKind, Worker, lock
 
 Lesson: TypeAlias = Callable[[CostModel], CostModel]
 """Returns what a model becomes by what a step has shown."""
@@ -116,7 +116,7 @@ class Learner:
 
     def _teach(self, lesson: Lesson) -> None:
         self._lessons.append(lesson)
-        self.worker.submit(Lane.LEARN, self, self._take_in)
+        self.worker.submit(JobKind.LEARN, self, self._take_in)
 
     def _take_in(self) -> Iterator[None]:
         """Take in what waits: Note: [Who writes]."""
@@ -180,5 +180,5 @@ class Learner:
             self.model = self.model.loaded(state)
             self.n_steps = self.model.n_steps
         if not self.worker.is_inline:
-            self.worker.submit(Lane.LEARN, (self, "fits"), self.model.make_fits)
+            self.worker.submit(JobKind.LEARN, (self, "fits"), self.model.make_fits)
             self.worker.catch_up()

@@ -85,7 +85,9 @@ def with_step(
     own = {e.place: numbers(m.sizes) for e, m in zip(ran, calls, strict=True)}
     sizes = tuple(own.get(call.place, ()) for call in pattern.calls)
     pattern = pattern.taken_in(step_input.sizes, sizes, counts)
-    pattern = pattern.told(is_ordered=sample.is_ordered, copies_end=sample.copies_end)
+    pattern = pattern.with_fields(
+        is_ordered=sample.is_ordered, copies_end=sample.copies_end
+    )
     copied = {e.family: e.copied_bytes for e in calls if e.copied_bytes}
     model = replace(model, copied={**model.copied, **copied})
     others = {c: p for c, p in model.patterns.items() if c != step_input.context}
@@ -154,8 +156,8 @@ def _own_forward(call: Measured, sample: CallSample) -> dict[str, float]:
 
     A recomputation shows about what keeping takes, but not all that callers hold.
     """
-    told = sample.forward_transient_bytes
-    return {(a if a == call.action else AGAIN): n for a, n in told.items()}
+    values = sample.forward_transient_bytes
+    return {(a if a == call.action else AGAIN): n for a, n in values.items()}
 
 
 class _Readings:
@@ -185,13 +187,13 @@ class _Readings:
         for sample in samples:
             call, family = calls[sample.call], ran[sample.call].family
             sizes = numbers(call.sizes)
-            for kind, what, told in (
+            for kind, what, values in (
                 ("exact", "held", sample.held_bytes),
                 ("exact", "host", call.host_bytes),
                 ("exact", "cost", sample.cost),
                 ("transient", "forward", _own_forward(call, sample)),
             ):
-                for action, value in told.items():
+                for action, value in values.items():
                     self._add((kind, family, what, action), sizes, value)
             own_output = call.kept_output_bytes
             self._add(("exact", family, "own output"), sizes, own_output)

@@ -195,7 +195,7 @@ class Pattern:
             return None
         most = tuple(map(max, counts, self.counts))
         if calls == self.calls:
-            return self if most == self.counts else self.told(counts=most)
+            return self if most == self.counts else self.with_fields(counts=most)
         index = {call.place: i for i, call in enumerate(self.calls)}
         moved = [index.get(call.place) for call in calls]
         rows = tuple(
@@ -218,7 +218,7 @@ class Pattern:
         if found is None:
             calls, rules = _ran_of(self.calls, counts), self._rules
             if len(calls) == len(self.calls):
-                found = self.told(counts=counts)
+                found = self.with_fields(counts=counts)
             else:
                 ran = [call.number < counts[call.layer] for call in self.calls]
                 maps = list(itertools.compress(rules.maps, ran))
@@ -241,7 +241,7 @@ class Pattern:
         Args:
             root: The root's sizes.
         """
-        return self.ran(tuple(map(min, self.counts, self._foretold(root))))
+        return self.ran(tuple(map(min, self.counts, self._expected_counts(root))))
 
     def lacks_some(self, root: Sizes) -> bool:
         """Whether more runs than was measured, or is predicted to at these sizes.
@@ -249,10 +249,10 @@ class Pattern:
         Args:
             root: The root's sizes.
         """
-        more = map(operator.gt, self._foretold(root), self.counts)
+        more = map(operator.gt, self._expected_counts(root), self.counts)
         return self.is_short or any(more)
 
-    def _foretold(self, root: Sizes) -> CallCounts:
+    def _expected_counts(self, root: Sizes) -> CallCounts:
         columns_of_counts = {} if self.varies else self._rules.columns_of_counts
         if not columns_of_counts:
             return self.counts
@@ -274,7 +274,7 @@ class Pattern:
             counts: How often each layer was called.
         """
         is_new = any(map(operator.gt, counts, self.counts))
-        return self.told(varies=True, is_short=self.is_short or is_new)
+        return self.with_fields(varies=True, is_short=self.is_short or is_new)
 
     # ------------------------------------------------------------------ sizes
 
@@ -290,8 +290,8 @@ class Pattern:
         """
         high = tuple(map(max, root, self.high or root))
         row = Row(root, own, counts)
-        if row in self.rows or self._foretells(row):
-            return self.told(high=high, is_short=False)
+        if row in self.rows or self._predicts(row):
+            return self.with_fields(high=high, is_short=False)
         known, n_rows = self._known, self.n_rows + 1
         # Where no rule was found, another fit waits for half as many rows again.
         waits = known is not None and not known.are_found
@@ -305,7 +305,7 @@ class Pattern:
             _kept=known if waits else None,
         )
 
-    def told(self, **fields: Any) -> Pattern:
+    def with_fields(self, **fields: Any) -> Pattern:
         """Return the pattern of which something else is known than its sizes."""
         return replace(self, **fields, _kept=self._known)
 
@@ -315,14 +315,14 @@ class Pattern:
         known: _Rules | None = self.__dict__.get("_rules", self._kept)
         return known
 
-    def _foretells(self, row: Row) -> bool:
+    def _predicts(self, row: Row) -> bool:
         """Whether the rules already say this, so that the row teaches nothing."""
         if self._known is None or len(self.rows) < _ENOUGH_ROWS:
             return False
         pairs = zip(self.own_sizes(row.root), row.own, strict=True)
-        if any(own and own != foretold for foretold, own in pairs):
+        if any(own and own != predicted for predicted, own in pairs):
             return False
-        return not any(map(operator.gt, row.counts, self._foretold(row.root)))
+        return not any(map(operator.gt, row.counts, self._expected_counts(row.root)))
 
     @cached_property
     def _rules(self) -> _Rules:
@@ -338,13 +338,13 @@ class Pattern:
             if history in shared:
                 continue
             is_there = tuple(map(bool, history))
-            told = list(itertools.compress(roots, is_there))
+            known_roots = list(itertools.compress(roots, is_there))
             columns = zip(*filter(None, history), strict=True)
             keys = [(tuple(column), is_there) for column in columns]
             for key in keys:
                 if key not in found:
-                    found[key] = SizeMap().fit(told, key[0])
-            shared[history] = tuple(found[key] for key in keys), _fixed(told)
+                    found[key] = SizeMap().fit(known_roots, key[0])
+            shared[history] = tuple(found[key] for key in keys), _fixed(known_roots)
         maps = [shared[history][0] for history in histories]
         fixed = [shared[history][1] for history in histories]
         columns_of_counts, varies = self._fitted_counts(roots)

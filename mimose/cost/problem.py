@@ -57,7 +57,7 @@ class Memory(NamedTuple):
 # ------------------------------------------------------------------------------- trust
 
 
-def doubt(model: CostModel, step_input: StepInput) -> str:
+def why_unknown(model: CostModel, step_input: StepInput) -> str:
     """Return why no plan can be trusted at these sizes; "" if one can.
 
     Args:
@@ -82,7 +82,7 @@ def doubt(model: CostModel, step_input: StepInput) -> str:
     if not pattern.follows_rules:
         return "the layers' sizes do not follow from the batch's by a known rule"
     for name, series, sizes in _needed(model, step_input, pattern):
-        reason = series.doubt(sizes)
+        reason = series.why_unknown(sizes)
         if reason:
             return f"{name}: {reason}"
     return ""
@@ -139,13 +139,13 @@ class _Layer:
             action
             for action in menu.names
             if action in (menu.first, menu.least)
-            or not self._held(action).doubt(self.sizes)
+            or not self._held(action).why_unknown(self.sizes)
         )
 
     def lacks(self, action: str) -> bool:
         """Whether steps have to show an action, for plans to use it as it is."""
         own = self._own_backward(action)
-        return action not in self.known or bool(own.doubt(self.behind))
+        return action not in self.known or bool(own.why_unknown(self.behind))
 
     def needed(self) -> Iterator[tuple[str, Series, Sizes]]:
         """Yield what a plan rests on, at which sizes, with a name for people.
@@ -177,7 +177,7 @@ class _Layer:
         menu, family = self.model.menu, self.call.family
         for name in (action, menu.first):
             own = self.model.transient(family, "forward", name)
-            if action == menu.least or not own.doubt(self.sizes):
+            if action == menu.least or not own.why_unknown(self.sizes):
                 return own
         return self.model.transient(family, "forward", AGAIN)
 
@@ -191,7 +191,7 @@ class _Layer:
         Few steps run under other actions than the least, which stands in for them.
         """
         own, least = map(self._own_backward, (action, self.model.menu.least))
-        is_own = not len(least) or not own.doubt(self.behind)
+        is_own = not len(least) or not own.why_unknown(self.behind)
         return (own, True) if is_own else (least, action == self.model.menu.least)
 
     @property
@@ -213,7 +213,7 @@ class _Layer:
         saved = self.model.exact(family, "own output").predict(self.sizes)
         forward = [self._forward(a).predict(self.sizes) for a in menu.names]
         again = self.model.transient(self.call.family, "forward", AGAIN)
-        if not again.doubt(self.sizes):
+        if not again.why_unknown(self.sizes):
             forward[0] = max(forward[0], again.predict(self.sizes))
         backward, cost, host = [], [], []
         for spec, own in zip(menu.specs, held, strict=True):
@@ -227,7 +227,7 @@ class _Layer:
             backward.append(max(forward[0], over) if spec.recomputes else over + saved)
             cost.append(self._cost(spec, held[0] - own))
             on_host = self.model.exact(family, "host", spec.name)
-            needs_all = spec.needs_host and bool(on_host.doubt(self.sizes))
+            needs_all = spec.needs_host and bool(on_host.why_unknown(self.sizes))
             host.append(held[0] if needs_all else on_host.predict(self.sizes))
         held = [own + self.beyond(a) for a, own in zip(menu.names, held, strict=True)]
         return np.array((held, forward, backward, cost, host))
@@ -243,11 +243,11 @@ class _Layer:
             of_all: Whether all layers before it are kept, too.
         """
         key = beyond_key(self.call.family, self.around, of_all=of_all)
-        told = self.model.retained(*key, action)
-        value = told.predict(self.sizes)
-        if not told.doubt(self.sizes):
+        series = self.model.retained(*key, action)
+        value = series.predict(self.sizes)
+        if not series.why_unknown(self.sizes):
             return value
-        return self.beyond(action) if of_all else max(0.0, min(value, told.most))
+        return self.beyond(action) if of_all else max(0.0, min(value, series.most))
 
     def _cost(self, spec: ActionSpec, freed_bytes: float) -> float:
         """Return what an action costs, in FLOPs: those it runs, and bytes as FLOPs."""
@@ -277,7 +277,9 @@ def _layers(model: CostModel, step_input: StepInput, pattern: Pattern) -> list[_
     ]
 
 
-def untold(model: CostModel, step_input: StepInput) -> tuple[tuple[str, ...], ...]:
+def unknown_actions(
+    model: CostModel, step_input: StepInput
+) -> tuple[tuple[str, ...], ...]:
     """Return, by call, actions of which too little is known.
 
     They lie between the ends of the menu: what is kept may run under them instead,
@@ -322,10 +324,10 @@ def _head(model: CostModel, step_input: StepInput, pattern: Pattern) -> _Head:
         model.retained(*head).predict(sizes),
         model.transient(*loss).predict(sizes),
     )
-    told = model.transient(*head_key(step_input, "rise"))
+    series = model.transient(*head_key(step_input, "rise"))
     late = rise + sum({e.layer: model.copied_bytes(e) for e in pattern.calls}.values())
-    if not told.doubt(sizes):
-        late = min(late, told.predict(sizes))
+    if not series.why_unknown(sizes):
+        late = min(late, series.predict(sizes))
     return _Head(
         retained + model.retained(*loss).predict(sizes),
         model.transient(*head).predict(sizes),

@@ -111,7 +111,7 @@ class Samples:
             own = readings.get(sizes, ())
             if len(own) >= _MOST_READINGS:
                 continue
-            if fit is not None and not _foretells(fit, sizes, high, value):
+            if fit is not None and not _predicts(fit, sizes, high, value):
                 fit = None
             readings[sizes] = (*own, value)
             if len(readings) > _MOST_SHAPES:
@@ -138,7 +138,7 @@ class Samples:
         return cls(kind, readings, tuple(map(int, state["high"])))
 
 
-def _foretells(fit: Fit, sizes: Sizes, high: Sizes, value: float) -> bool:
+def _predicts(fit: Fit, sizes: Sizes, high: Sizes, value: float) -> bool:
     """Whether a reading is what a settled fit says: then the same fit results."""
     if not fit.is_settled or fit.outside(sizes, high):
         return False
@@ -207,7 +207,7 @@ class Series:
             return self.most
         return max(own) if self._samples.kind.nonnegative else median(own)
 
-    def doubt(self, sizes: Sizes) -> str:
+    def why_unknown(self, sizes: Sizes) -> str:
         """Return why a prediction at these sizes is not trusted; "" if it is."""
         samples = self._samples
         if not samples.readings:

@@ -109,7 +109,7 @@ class Comparison:
             began = next_sequence_number()
             output = forward() if on_recompute is None else on_recompute(forward, given)
             if not self._layer.is_compiled and code_in_graph(output, began)[1]:
-                self._layer.refuse(SCRIPTED)
+                self._layer.fail(SCRIPTED)
             again = None if seen is None else Fingerprint.of(output)
             if seen is None or again is None:
                 self._layer.note_compared(is_doubted=False)
@@ -139,7 +139,7 @@ class Comparison:
                     may_be_unsteady=not (again.is_on_cpu or trial is not None),
                 )
 
-        self._layer.answers.ask(flags, tell)
+        self._layer.device_checks.defer(flags, tell)
 
     def _settle(
         self, *, is_other: bool, is_unsteady: bool, may_be_unsteady: bool

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from mimose.exactness.device_checks import DeviceChecks
 from mimose.exactness.findings import Findings
 from mimose.exactness.guard import Found, Key, ModuleGuard
-from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.side_effects import (
     FirstCall,
     Given,
@@ -54,7 +54,7 @@ class Layer:
         name: Its qualified name.
         module: The module.
         findings: Records what is found of it.
-        answers: Tells what only an accelerator knows, when the step has ended.
+        device_checks: Read what only an accelerator knows, when the step has ended.
     """
 
     def __init__(
@@ -63,13 +63,13 @@ class Layer:
         name: str,
         module: nn.Module,
         findings: Findings,
-        answers: LateAnswers,
+        device_checks: DeviceChecks,
     ) -> None:
         self.index = index
         self.name = name
         self.module = module
         self._findings = findings
-        self.answers = answers
+        self.device_checks = device_checks
         self.slots: tuple[TensorSlot, ...] = ()
         """Places of tensors that its forward changes, as its calls have shown."""
         self.changing: Collection[Key] = frozenset()
@@ -140,7 +140,7 @@ class Layer:
         else:
             self._findings.keep_alike(self, why)
 
-    def refuse(self, why: str, cause: Exception | None = None) -> NoReturn:
+    def fail(self, why: str, cause: Exception | None = None) -> NoReturn:
         """Raise the error of a recomputation that is not as its forward was.
 
         Args:
@@ -198,7 +198,7 @@ class Layer:
             self._save({*known, *compress(unclear, differ)})
 
         if asked:
-            self.answers.ask([flag for _, flag in asked], tell)
+            self.device_checks.defer([flag for _, flag in asked], tell)
         return first.why_impure()
 
     def _save(self, slots: Iterable[TensorSlot]) -> None:
@@ -287,7 +287,7 @@ class Layer:
         """
         return any("." in key[1] for key in self._edits(found))
 
-    def refuse_late_change(self, found: Found) -> None:
+    def raise_if_changed_late(self, found: Found) -> None:
         """Raise an error, if its forward has edited a tensor as never before.
 
         Args:

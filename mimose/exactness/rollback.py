@@ -9,9 +9,9 @@ from itertools import compress
 import torch
 from torch import nn
 
+from mimose.exactness.device_checks import DeviceChecks
 from mimose.exactness.findings import Findings
 from mimose.exactness.guard import Key, State, held_objects
-from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.layer import Layer
 from mimose.exactness.side_effects import (
     SavedTensors,
@@ -97,7 +97,7 @@ class Rollback:
     Args:
         model: The root.
         layers: Its layers.
-        answers: Tells what only an accelerator knows.
+        device_checks: Read what only an accelerator knows.
         findings: Tells when something of the layers is found out.
     """
 
@@ -105,13 +105,13 @@ class Rollback:
         self,
         model: nn.Module,
         layers: Sequence[Layer],
-        answers: LateAnswers,
+        device_checks: DeviceChecks,
         findings: Findings,
     ) -> None:
         self._findings = findings
         self._model = model
         self._layers = layers
-        self._answers = answers
+        self._device_checks = device_checks
         self._changing: set[TensorSlot] = set()
         """What forwards were seen to change."""
         self.is_wide = True
@@ -153,7 +153,9 @@ class Rollback:
         changed, unclear = self._snapshot.saved.compare(running)
         self._note(changed)
         slots, flags = [slot for slot, _ in unclear], [flag for _, flag in unclear]
-        self._answers.ask(flags, lambda differ: self._note(compress(slots, differ)))
+        self._device_checks.defer(
+            flags, lambda differ: self._note(compress(slots, differ))
+        )
 
     def covers(self, keys: Iterable[Key]) -> bool:
         """Whether the tensors at all these places were saved."""

@@ -56,7 +56,7 @@ _FROM_TORCH = ("torch", "mimose")
 """Packages whose functions run no code of the user's that they are not given."""
 
 
-def refuse_compiled(model: nn.Module, layers: Sequence[nn.Module]) -> None:
+def raise_if_compiled(model: nn.Module, layers: Sequence[nn.Module]) -> None:
     """Make sure that nothing around the layers was compiled.
 
     `torch.compile` of the whole model after `attach` does no harm: a session's steps

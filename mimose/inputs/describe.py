@@ -25,7 +25,7 @@ from torch import nn
 
 from mimose.exceptions import MimoseError
 from mimose.inputs.compiled import unwrapped
-from mimose.inputs.layers import refuse_other_checkpointing
+from mimose.inputs.layers import raise_if_checkpointed
 from mimose.inputs.sharding import groups_in, own_parameters, waits_for_reduction
 from mimose.tensors import local_bytes
 from mimose.torch_private import buffers_of, submodules_of
@@ -619,7 +619,7 @@ class Describer:
             getattr(each, "gradient_checkpointing", False) is True
             for each in self._switches
         ):
-            refuse_other_checkpointing(self._model)
+            raise_if_checkpointed(self._model)
         table = self.tables.pop(step_input.structure, None)
         table = table or SizeTable(names, self._positional)
         _use(self.tables, step_input.structure, table)

@@ -33,7 +33,7 @@ def caching_modules(model: nn.Module) -> list[nn.Module]:
     return found
 
 
-def tell_of_cache(modules: list[nn.Module]) -> None:
+def warn_of_cache(modules: list[nn.Module]) -> None:
     """Say that no cache is made, and what that does to results.
 
     Args:

@@ -233,7 +233,7 @@ def _outermost(model: nn.Module, found: list[Named]) -> list[Named]:
     return sorted(kept, key=lambda named: order[id(named[1])])
 
 
-def refuse_other_checkpointing(model: nn.Module) -> None:
+def raise_if_checkpointed(model: nn.Module) -> None:
     """Make sure that no other code recomputes parts of this model.
 
     Raises:

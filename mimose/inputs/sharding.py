@@ -67,14 +67,14 @@ def inside_ddp(model: nn.Module) -> nn.Module:
     return model
 
 
-def refuse_unplannable(model: nn.Module) -> None:
+def raise_if_unplannable(model: nn.Module) -> None:
     """Make sure that no layer's own forward gathers its weights.
 
     Raises:
         MimoseError: The model is, or holds, what FSDP1 or DeepSpeed has made; or FSDP2
             keeps its weights on the host of an accelerator.
     """
-    _refuse_host_offload(model)
+    _raise_if_offloaded(model)
     for name, module in model.named_modules():
         what = f"{name or 'the model'} ({type(module).__name__})"
         if is_made_by(module, _FSDP, "FullyShardedDataParallel"):
@@ -105,7 +105,7 @@ def refuse_unplannable(model: nn.Module) -> None:
             raise MimoseError(msg)
 
 
-def _refuse_host_offload(model: nn.Module) -> None:
+def _raise_if_offloaded(model: nn.Module) -> None:
     for name, group in groups_in(model):
         device = host_offload_of(group)
         if device is not None and device.type != "cpu":
@@ -183,7 +183,7 @@ def sharding(model: nn.Module) -> dict[str, str]:
     """
     kept = _keeping(model)
     return {
-        name or "the model": _told(group, is_kept=name == kept)
+        name or "the model": _in_words(group, is_kept=name == kept)
         for name, group in groups_in(model)
     }
 
@@ -200,16 +200,16 @@ def _keeping(model: nn.Module) -> str | None:
     return None
 
 
-def _told(group: Any, *, is_kept: bool) -> str:
-    told = [f"over {shards_over(group)} ranks"]
+def _in_words(group: Any, *, is_kept: bool) -> str:
+    words = [f"over {shards_over(group)} ranks"]
     if reshards_after_forward(group) and not is_kept:
-        told.append("resharded after forward")
-    told += [
+        words.append("resharded after forward")
+    words += [
         f"{name} {dtype}"
         for name in ("param_dtype", "reduce_dtype", "output_dtype")
         if (dtype := getattr(group.mp_policy, name, None)) is not None
     ]
-    return ", ".join(told)
+    return ", ".join(words)
 
 
 def waits_for_reduction(groups: Iterable[Any]) -> bool:

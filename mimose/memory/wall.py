@@ -70,11 +70,11 @@ class OptimizerWatch:
     def __init__(
         self,
         model: nn.Module,
-        footprint: Footprint,
+        memory_limit: MemoryLimit,
         on_step: Callable[[], None],
         on_stepped: Callable[[], None],
     ) -> None:
-        self._footprint = footprint
+        self._memory_limit = memory_limit
         self._on_step, self._on_stepped = on_step, on_stepped
         self._model = weakref.ref(model)  # hooks of all optimizers refer to this
         self._device = only_device(model)
@@ -118,8 +118,8 @@ class OptimizerWatch:
     def _pre(self, *_: Any) -> None:
         if current_graph_task() == NO_GRAPH_TASK:
             self.has_just_stepped = True
-            if self._footprint.has_wall:
-                self._footprint.drop_wall()
+            if self._memory_limit.has_wall:
+                self._memory_limit.drop_wall()
             self._on_step()
 
     def _post(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
@@ -153,7 +153,7 @@ _EXPANDABLE_PRIOR = 1.08
 """The allowance for fragmentation at first, where segments grow."""
 
 
-class Footprint:
+class MemoryLimit:
     """The level is the footprint: a process's resident set, or a user's meter.
 
     Args:
@@ -281,7 +281,7 @@ class Footprint:
         """
 
 
-class ReservedFootprint(Footprint):
+class ReservedMemoryLimit(MemoryLimit):
     """What a caching allocator has reserved: Note: [The wall].
 
     Args:
@@ -450,7 +450,9 @@ def _scale(budget_bytes: int) -> int:
     return round(_SCALES * math.log2(budget_bytes))
 
 
-def make_footprint(meter: Meter, budget_bytes: int, *, has_wall: bool) -> Footprint:
+def make_memory_limit(
+    meter: Meter, budget_bytes: int, *, has_wall: bool
+) -> MemoryLimit:
     """Return the footprint that a meter can tell.
 
     Args:
@@ -459,8 +461,8 @@ def make_footprint(meter: Meter, budget_bytes: int, *, has_wall: bool) -> Footpr
         has_wall: Whether an accelerator's allocator is to keep it.
     """
     if isinstance(meter, AllocatorMeter):
-        return ReservedFootprint(meter, budget_bytes, has_wall=has_wall)
-    return Footprint(meter, budget_bytes)
+        return ReservedMemoryLimit(meter, budget_bytes, has_wall=has_wall)
+    return MemoryLimit(meter, budget_bytes)
 
 
 # ------------------------------------------------------------------ the allocator

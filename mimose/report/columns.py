@@ -93,7 +93,7 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 def _stacked(names: Sequence[str], row: Sequence[str], width: int) -> Iterator[str]:
     yield from wrapped(row[0], width, first=_INDENT, rest=_INDENT)
-    told = ", ".join(
+    cells = ", ".join(
         f"{name} {cell}" for name, cell in zip(names[1:], row[1:], strict=True)
     )
-    yield from wrapped(told, width, first=2 * _INDENT, rest=2 * _INDENT)
+    yield from wrapped(cells, width, first=2 * _INDENT, rest=2 * _INDENT)

@@ -145,7 +145,7 @@ def verdict(numbers: Headline) -> str:
     return f"{every}{read} stayed within the {budget}; {use}."
 
 
-def facts(numbers: Headline) -> Iterator[tuple[str, str, str]]:
+def figures(numbers: Headline) -> Iterator[tuple[str, str, str]]:
     """Yield the run's numbers for people: name, number and a remark of each.
 
     Args:

@@ -25,7 +25,7 @@ from mimose.records import PHASES, StepRecord, kind_of
 from mimose.report.headline import (
     budget_range,
     counted,
-    facts,
+    figures,
     format_budgets,
     format_flops,
     format_seconds,
@@ -90,7 +90,7 @@ def write_page(
     data = {
         "title": title,
         "verdict": verdict(numbers),
-        "facts": list(facts(numbers)),
+        "figures": list(figures(numbers)),
         "steps": numbers.steps,
         "stepsOver": numbers.steps_over,
         "starts": steps.starts,
@@ -146,7 +146,7 @@ class _Steps:
         found = (of(record) for record in self.records)
         return np.array([np.nan if x is None else x for x in found], dtype=float)
 
-    def told(self, at: Sequence[int]) -> Iterator[str]:
+    def words(self, at: Sequence[int]) -> Iterator[str]:
         """Yield the lines about one step or some that appear under the mouse."""
         record, last = self.records[at[0]], self.records[at[-1]]
         shapes = {self.shapes[i] for i in at}
@@ -190,10 +190,10 @@ def _marks(steps: _Steps, xs: _Values, ys: _Values) -> _Json:
         groups[steps.records[i].phase, place].append(i)
 
     def mark(at: Sequence[int]) -> list[Any]:
-        own, foretold = ys[at], steps.predicted[at]
+        own, predicted = ys[at], steps.predicted[at]
         numbers = [np.median(xs[at]), np.median(own), own.min(), own.max()]
-        numbers.append(np.nan if np.isnan(foretold).all() else np.nanmedian(foretold))
-        return [*map(_short, numbers), "\n".join(steps.told(at))]
+        numbers.append(np.nan if np.isnan(predicted).all() else np.nanmedian(predicted))
+        return [*map(_short, numbers), "\n".join(steps.words(at))]
 
     def highest(of: Callable[[int], float], most: int) -> list[Any]:
         found = sorted((i for i in known.tolist() if of(i)), key=of, reverse=True)
@@ -255,8 +255,8 @@ def _times(steps: _Steps) -> list[Any]:
         if own:
             took = sum(record.seconds or 0.0 for record in own)
             redone = sum(record.recomputed_flops for record in own)
-            told = f"{format_seconds(took)}, {counted(len(own), 'step')}"
-            seconds.append((phase, took, told))
+            words = f"{format_seconds(took)}, {counted(len(own), 'step')}"
+            seconds.append((phase, took, words))
             flops.append((phase, redone, format_flops(redone)))
     spent = sum(record.plan_seconds for record in steps.records)
     seconds.append(("choosing plans", spent, format_seconds(spent)))

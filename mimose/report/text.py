@@ -196,16 +196,16 @@ def _pace(fixed_seconds: float, row_seconds: Mapping[str, float]) -> str:
 
     Twice n rows raise the throughput by a share of ``fixed / (fixed + 2 n each)``.
     """
-    told = f"a step has a fixed time of {format_seconds(fixed_seconds)}"
+    text = f"a step has a fixed time of {format_seconds(fixed_seconds)}"
     for name, each in row_seconds.items():
-        told += f"; each row ({name}) of the last shape adds {format_seconds(each)}"
+        text += f"; each row ({name}) of the last shape adds {format_seconds(each)}"
         if each > 0.0:
             enough = math.ceil((1.0 / _PAYS - 1.0) * fixed_seconds / each / 2.0)
-            told += (
+            text += (
                 f". From {max(1, enough):,} rows on, a batch twice as large trains "
                 f"less than {_PAYS:.0%} more rows a second"
             )
-    return told
+    return text
 
 
 def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
@@ -240,10 +240,10 @@ def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
 
 
 def _reasons(records: Sequence[StepRecord], width: int) -> list[str]:
-    told = [r.reason for r in records if r.reason and r.phase != "collect"]
-    reasons = Counter(map(kind_of, told))
+    found = [r.reason for r in records if r.reason and r.phase != "collect"]
+    reasons = Counter(map(kind_of, found))
     items = [
-        f"{n} × {_in_common(kind, [each for each in told if kind_of(each) == kind])}"
+        f"{n} × {_in_common(kind, [each for each in found if kind_of(each) == kind])}"
         for kind, n in reasons.most_common(_MOST_REASONS)
     ]
     items += _hidden(len(reasons), _MOST_REASONS, "reasons")
@@ -301,7 +301,7 @@ def explain(
             )
         )
     holders = "; ".join(f"{k} {format_bytes(v)}" for k, v in laid_out.holders().items())
-    told = [
+    lines = [
         f"starts at {format_bytes(problem.start_bytes)}, peaks at "
         f"{format_bytes(laid_out.peak_bytes)}, budget "
         f"{format_bytes(problem.budget_bytes)}",
@@ -310,7 +310,7 @@ def explain(
         f"held there: {holders}",
         *_head_advice(laid_out, by_rows=by_rows),
     ]
-    head = _listed(f"Shape {shape_text(tuple(shape.items()))}: {why}", told, width)
+    head = _listed(f"Shape {shape_text(tuple(shape.items()))}: {why}", lines, width)
     return "\n".join([*head, "", *table(rows, width, fewer=_SHORT_PLAN)])
 
 

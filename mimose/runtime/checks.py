@@ -48,10 +48,10 @@ class BudgetChecks:
             InfeasibleBudgetError: It is.
         """
         most = budget_bytes + self._slack_bytes
-        if self._engine.footprint.least_bytes() <= most:
+        if self._engine.memory_limit.least_bytes() <= most:
             return
         gc.collect()
-        held, model = self._engine.footprint.least_bytes(), self._model()
+        held, model = self._engine.memory_limit.least_bytes(), self._model()
         if held > most and model is not None:
             self._raise(held_already(model, budget_bytes, held))
 
@@ -70,7 +70,7 @@ class BudgetChecks:
         """
         peaks, model = self._engine.policy.least_peaks, self._model()
         least = peaks.bound(step_input, start_bytes, state_bytes)
-        budget = float(self._engine.footprint.budget_bytes)
+        budget = float(self._engine.memory_limit.budget_bytes)
         if least > budget + self._slack_bytes and model is not None:
             self._raise(infeasible(model, budget, least, start_bytes, state_bytes))
 
@@ -87,7 +87,9 @@ class BudgetChecks:
         Raises:
             InfeasibleBudgetError: It cannot.
         """
-        budget = float(self._engine.footprint.budget_bytes)  # gaps alone refuse nothing
+        budget = float(
+            self._engine.memory_limit.budget_bytes
+        )  # gaps alone refuse nothing
         if least_peak_bytes <= budget + self._slack_bytes:
             return
         sizes = ", ".join(f"{name} = {size}" for name, size in shape.items())
@@ -112,7 +114,7 @@ class BudgetChecks:
             "It would have gone on to more. Raise the budget, use a smaller batch or "
             "shorter inputs, or leave such batches out."
         )
-        budget = self._engine.footprint.budget_bytes
+        budget = self._engine.memory_limit.budget_bytes
         return _too_large(budget, least_peak_bytes, start_bytes, advice)
 
     def _raise(self, error: InfeasibleBudgetError) -> None:

@@ -12,7 +12,7 @@ import torch
 from torch import distributed, nn
 
 from mimose.cost.problem import Memory
-from mimose.distributed import Ranks, is_told_alone
+from mimose.distributed import Ranks, is_final
 from mimose.exactness.side_effects import Given
 from mimose.exceptions import MimoseError
 from mimose.inputs.describe import SizeTable
@@ -70,7 +70,7 @@ class Driver:
         self.model = model
         self._engine = engine
         self._steps, self._calls = engine.steps, engine.calls
-        self._footprint, self._meter = engine.footprint, engine.meter
+        self._memory_limit, self._meter = engine.memory_limit, engine.meter
         self._learner, self._policy = engine.learner, engine.policy
         self._is_sharded = is_sharded(model)
         self._safest_once = self._is_renewed = False
@@ -133,14 +133,14 @@ class Driver:
         """
         given = Given((*args, *kwargs.values()))
         ranks = self._engine.ranks
-        with nullcontext() if ranks is None else ranks.telling():
+        with nullcontext() if ranks is None else ranks.sharing_errors():
             step = self._begin(args, kwargs)
         output, error = self._attempt(step, forward, args, kwargs)
         while error is not None and may_run_again(self._engine, step, error, given):
             error = None  # its traceback pins the tensors of the failed forward
             rewind(self._engine, step)
             self._set_losses(large_logits(self.losses, n_labels_of(kwargs), 0) > 0)
-            if self._footprint.has_wall:
+            if self._memory_limit.has_wall:
                 self._raise_wall(step)
             step.start(self._meter)
             output, error = self._attempt(step, forward, args, kwargs)
@@ -187,17 +187,17 @@ class Driver:
         has_plan = step.decision.chosen is not None
         if self.plans and (has_plan or not self._engine.checks.warns):
             step.has_wall = True
-            self._footprint.raise_wall()
+            self._memory_limit.raise_wall()
         else:
             step.has_wall = False
-            self._footprint.drop_wall()
+            self._memory_limit.drop_wall()
 
     def _refused(self, step: Step, error: BaseException) -> BaseException:
         """Return what to raise for an error: that nothing keeps the budget, perhaps."""
         is_device = isinstance(error, torch.OutOfMemoryError)
-        if not (step.retries and is_device) or is_told_alone(error):
+        if not (step.retries and is_device) or is_final(error):
             return error
-        least = self._footprint.beyond_wall(asked_bytes(error))
+        least = self._memory_limit.beyond_wall(asked_bytes(error))
         if not least:
             return error
         return self._engine.checks.beyond_wall(float(least), float(step.start_bytes))
@@ -218,7 +218,7 @@ class Driver:
         if engine.describer.mode is not self._calls.mode:
             self._calls.set_mode(engine.describer.mode)
         is_again, self._safest_once = self._safest_once, False
-        budget_bytes = 0 if is_again else self._footprint.budget_bytes
+        budget_bytes = 0 if is_again else self._memory_limit.budget_bytes
         if self.losses:
             step_input = self._choose_loss(step_input, kwargs, budget_bytes, window)
         if is_again or self._steps.is_shared or not step_input.sizes:
@@ -236,7 +236,7 @@ class Driver:
         if is_again:
             step.run_again(_AGAIN)
         engine.rollback.take(is_planned=not step.is_measured)
-        if self._footprint.has_wall:
+        if self._memory_limit.has_wall:
             self._raise_wall(step)
         step.plan_seconds = time.perf_counter() - began
         step.start(self._meter)
@@ -290,10 +290,10 @@ class Driver:
     def _new_window(self) -> Window:
         self.renew_budget()
         self._is_renewed = self._engine.optimizers.has_just_stepped = False
-        start, peaks = self._footprint.begin(5 * self._meter.noise_bytes)
+        start, peaks = self._memory_limit.begin(5 * self._meter.noise_bytes)
         if self._steps.open:
             self._steps.note_peak(peaks.level_bytes)
-        memory = self._footprint.memory(start, self._engine.host_budget_bytes)
+        memory = self._memory_limit.memory(start, self._engine.host_budget_bytes)
         window = Window(memory, self._steps.retained)
         if self._steps.releases and window.carried_bytes:
             released = float(window.carried_bytes)
@@ -370,7 +370,7 @@ class Driver:
             trace.mark("root_exit")
             if self._is_sharded:
                 after_hooks(self.model, trace.leave_hooks)
-        self._footprint.forward_ended()
+        self._memory_limit.forward_ended()
         if self._engine.ahead.batch:
             self._engine.ahead.ran(step.step_input)
         counts = tuple(map(_N_CALLS, self._calls.layers))
@@ -402,12 +402,12 @@ class Driver:
     def pass_by(self) -> None:
         """Record that the root runs what is no step: no wall is for that."""
         if not self.is_running and not is_in_backward():
-            self._footprint.drop_wall()
+            self._memory_limit.drop_wall()
 
     def finish(self) -> None:
         """Close everything, as the session ends."""
         self._steps.finish()
-        self._footprint.close()
+        self._memory_limit.close()
         self._meter.release()
 
     @property
@@ -418,7 +418,7 @@ class Driver:
     def memory_now(self) -> Memory:
         """Return what is held now, as if a step began."""
         start = self._meter.live_bytes()
-        return self._footprint.memory(start, self._engine.host_budget_bytes)
+        return self._memory_limit.memory(start, self._engine.host_budget_bytes)
 
     def memory_to_come(self, *, has_gradients: bool) -> Memory:
         """Return what is held as the next step begins, as far as that is known.
@@ -434,4 +434,4 @@ class Driver:
             start = max(start, self.start_bytes)
         if has_gradients:
             start += to_be
-        return self._footprint.memory(start, self._engine.host_budget_bytes)
+        return self._memory_limit.memory(start, self._engine.host_budget_bytes)

@@ -23,21 +23,21 @@ from mimose.cost.model import CostModel, flops_of_a_byte
 from mimose.cost.problem import Memory
 from mimose.cost.series import kinds_of
 from mimose.distributed import Ranks, find_ranks, later_waits
+from mimose.exactness.device_checks import DeviceChecks
 from mimose.exactness.findings import Findings
-from mimose.exactness.late_answers import LateAnswers
 from mimose.exactness.layer import Layer, note_shared_weights
 from mimose.exactness.rollback import Rollback
 from mimose.exactness.side_effects import settle_flags
 from mimose.exceptions import AlreadyAttachedError
-from mimose.inputs.compiled import one_graph, refuse_compiled
+from mimose.inputs.compiled import one_graph, raise_if_compiled
 from mimose.inputs.describe import Describer, SizeTable
-from mimose.inputs.kv_cache import caching_modules, tell_of_cache, without_cache
-from mimose.inputs.layers import LayersSpec, find_layers, refuse_other_checkpointing
+from mimose.inputs.kv_cache import caching_modules, warn_of_cache, without_cache
+from mimose.inputs.layers import LayersSpec, find_layers, raise_if_checkpointed
 from mimose.inputs.patch import Patch
 from mimose.inputs.placement import only_device
 from mimose.inputs.sharding import communicates
 from mimose.memory.meters import BasicMeter, Meter, make_meter
-from mimose.memory.wall import OptimizerWatch, make_footprint
+from mimose.memory.wall import OptimizerWatch, make_memory_limit
 from mimose.planners import FixedPlanner, Planner, refiner_of
 from mimose.policy import Policy
 from mimose.predictors import Estimator
@@ -102,16 +102,16 @@ def make_engine(model: nn.Module, options: Options) -> Engine:
         MimoseError: The model, or its device, cannot be planned for.
         OSError: The file for the records cannot be opened.
     """
-    refuse_other_checkpointing(model)
+    raise_if_checkpointed(model)
     found = find_layers(model, options.layers)
     modules = [module for _, module in found]
-    refuse_compiled(model, modules)
+    raise_if_compiled(model, modules)
     ranks = find_ranks(options.agree, [name for name, _ in found], modules)
-    with nullcontext() if ranks is None else ranks.telling():
+    with nullcontext() if ranks is None else ranks.sharing_errors():
         return Engine(model, options, found, ranks)
 
 
-class Told(NamedTuple):
+class Snapshot(NamedTuple):
     """What the parts that hold the model tell; kept when the session has ended."""
 
     last: tuple[StepInput, SizeTable] | None
@@ -152,7 +152,7 @@ class Engine:
         ranks: Ranks | None,
     ) -> None:
         self.options = options
-        self._ended: Told | None = None
+        self._ended: Snapshot | None = None
         self._patches: list[Any] = []
         self._undo = contextlib.ExitStack()
         self.device = only_device(model)
@@ -194,25 +194,25 @@ class Engine:
             raises=not options.warns and not meter.reads_peak,
             refiner=refiner_of(planner) if options.refine else None,
         )
-        self.answers = LateAnswers()
+        self.device_checks = DeviceChecks()
         self.findings = Findings(names, self.learner)
         self.layers = [
-            Layer(i, name, module, self.findings, self.answers)
+            Layer(i, name, module, self.findings, self.device_checks)
             for i, (name, module) in enumerate(found)
         ]
         note_shared_weights(self.layers)
         if ranks is not None:
             ranks.restrict(self.layers, self.learner)
         self.describer = Describer(model, self.device, modules)
-        self.rollback = Rollback(model, self.layers, self.answers, self.findings)
+        self.rollback = Rollback(model, self.layers, self.device_checks, self.findings)
         self.records = Records(options.record_to)
-        self.footprint = make_footprint(
+        self.memory_limit = make_memory_limit(
             meter, budget_bytes, has_wall=options.wall and self.plans
         )
         self.seconds = seconds = StepSeconds(self.device, self.learner)
         # All optimizers' hooks refer to these, so none of them holds the model.
         self.optimizers = OptimizerWatch(
-            model, self.footprint, seconds.optimizer_begins, seconds.optimizer_ended
+            model, self.memory_limit, seconds.optimizer_begins, seconds.optimizer_ended
         )
         self.checks = BudgetChecks(model, self)
         self.calls = LayerCalls(model, self)
@@ -249,19 +249,19 @@ class Engine:
             BudgetError: What was answered cannot be read.
             InfeasibleBudgetError: More is held already; the budget stays as it was.
         """
-        told = self.next_budget
-        if isinstance(told, int):
+        chosen = self.next_budget
+        if isinstance(chosen, int):
             self.next_budget = None
-        elif told is not None:
-            told = self.read_budget(told)
-        if told is not None:
-            self._move(told)
+        elif chosen is not None:
+            chosen = self.read_budget(chosen)
+        if chosen is not None:
+            self._move(chosen)
 
     def _move(self, n_bytes: int) -> None:
-        if n_bytes != self.footprint.budget_bytes:
+        if n_bytes != self.memory_limit.budget_bytes:
             if self.plans:
                 self.checks.raise_if_held(n_bytes)
-            self.footprint.move(n_bytes)
+            self.memory_limit.move(n_bytes)
 
     def read_budget(self, budget: Budget | Callable[[], Budget]) -> int:
         """Return a budget in bytes, or what a function answers."""
@@ -287,11 +287,11 @@ class Engine:
             InfeasibleBudgetError: More than the budget is held already.
             MimoseError: The ranks do not plan the same.
         """
-        with nullcontext() if self.ranks is None else self.ranks.telling():
+        with nullcontext() if self.ranks is None else self.ranks.sharing_errors():
             if self.plans:
-                self.checks.raise_if_held(self.footprint.budget_bytes)
+                self.checks.raise_if_held(self.memory_limit.budget_bytes)
             self._meet()
-        self._undo.callback(self.footprint.drop_wall)
+        self._undo.callback(self.memory_limit.drop_wall)
         self.optimizers.start()
         self._undo.callback(self.optimizers.remove)
         if any(layer.is_compiled for layer in self.layers):
@@ -300,7 +300,7 @@ class Engine:
         self._finalizer = weakref.finalize(model, self._undo.close)
         caching = caching_modules(model)
         if caching:
-            tell_of_cache(caching)
+            warn_of_cache(caching)
         for layer in self.layers:
             self._patches.append(self.calls.take_over(layer))
         self._patches.append(Patch(model, self.driver.enter))
@@ -345,7 +345,7 @@ class Engine:
         """
         if self._ended is not None:
             return
-        ended = self.told
+        ended = self.snapshot
         try:
             self.driver.finish()
             self.worker.catch_up()
@@ -359,12 +359,12 @@ class Engine:
     # ------------------------------------------------------------------ telling
 
     @property
-    def told(self) -> Told:
+    def snapshot(self) -> Snapshot:
         """What the parts that hold the model tell, or had to tell as it ended."""
         if self._ended is not None:
             return self._ended
         last = self.driver.last or self.describer.last or self._loaded()
-        return Told(
+        return Snapshot(
             last=last,
             typical=self.driver.typical or last,
             memory=None if last is None else self.driver.memory_now(),
@@ -393,10 +393,10 @@ class Engine:
         return {
             "cost_model": self.learner.state_dict(),
             "policy": self.policy.state_dict(),
-            "sizes": {key: t.state_dict() for key, t in self.told.tables.items()},
-            "start_bytes": self.told.start_bytes,
+            "sizes": {key: t.state_dict() for key, t in self.snapshot.tables.items()},
+            "start_bytes": self.snapshot.start_bytes,
             "kept_units": self.findings.state_dict(),
-            "footprint": self.footprint.state_dict(),
+            "memory_limit": self.memory_limit.state_dict(),
             "seconds": self.seconds.state_dict(),
         }
 
@@ -412,7 +412,7 @@ class Engine:
         self.policy.load_state_dict(state["policy"])
         self.describer.load_state_dict(state["sizes"])
         self.driver.start_bytes = int(state.get("start_bytes", 0))
-        self.footprint.load_state_dict(state.get("footprint", {}))
+        self.memory_limit.load_state_dict(state.get("memory_limit", {}))
         self.seconds.load_state_dict(state.get("seconds", {}))
         self.findings.load_state_dict(state["kept_units"])
 

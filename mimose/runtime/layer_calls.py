@@ -224,7 +224,7 @@ class LayerCalls:
             layer.keep(why)
             return self._first
         if name not in layer.excluded:
-            why = self._actions[name].refuses(layer)
+            why = self._actions[name].why_not(layer)
             if not why:
                 return name
             if name == self._least:

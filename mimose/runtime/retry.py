@@ -18,8 +18,8 @@ from torch import nn
 
 from mimose.budget import format_bytes
 from mimose.distributed import (
-    is_told_alone,
-    tell_alone,
+    is_final,
+    mark_final,
     why_forward_waits,
     why_step_waits,
 )
@@ -61,7 +61,7 @@ def may_run_again(
     """
     runs_out = is_out_of_memory(error)
     if runs_out:
-        engine.footprint.ran_out(asked_bytes(error))
+        engine.memory_limit.ran_out(asked_bytes(error))
     elif isinstance(error, NotRecomputableError):
         for index in error.layers:
             engine.layers[index].keep(error.why)
@@ -110,10 +110,10 @@ def rewind(engine: Engine, step: Step) -> None:
 
 def _others_wait(engine: Engine, error: BaseException, what: str, why: str) -> bool:
     """Whether other ranks wait for what has failed; then the error says so."""
-    if why and not is_told_alone(error):
-        held = format_bytes(engine.footprint.least_bytes())
-        budget = format_bytes(engine.footprint.budget_bytes)
-        tell_alone(error, what, why, f"{held} are held now, of {budget}.")
+    if why and not is_final(error):
+        held = format_bytes(engine.memory_limit.least_bytes())
+        budget = format_bytes(engine.memory_limit.budget_bytes)
+        mark_final(error, what, why, f"{held} are held now, of {budget}.")
     return bool(why)
 
 
@@ -205,7 +205,7 @@ class Attempts:
         if isinstance(error, RecomputationError):
             return True  # its layer is kept by now
         if is_out_of_memory(error):
-            self._engine.footprint.ran_out(asked_bytes(error))
+            self._engine.memory_limit.ran_out(asked_bytes(error))
             return True
         return False
 

@@ -107,7 +107,7 @@ def learn(engine: Engine, outcome: StepOutcome) -> None:
     if outcome.sample is not None:
         _teach(engine, outcome, outcome.sample)
     if growth is not None:
-        engine.footprint.observe()
+        engine.memory_limit.observe()
     if is_over and engine.plans:
         _note_over(engine, record)
     engine.policy.absorb(
@@ -313,7 +313,7 @@ class Step:
         self.menu = engine.learner.model.menu
         self._action_at = engine.action_at
         self._is_baseline = not engine.plans
-        self._budget_bytes = engine.footprint.budget_bytes
+        self._budget_bytes = engine.memory_limit.budget_bytes
         self._began = time.perf_counter()
         self._seconds: float | None = None
         self._unplanned: list[str] = []
@@ -501,8 +501,8 @@ class Steps:
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._footprint = engine.footprint
-        self._answers = engine.answers
+        self._memory_limit = engine.memory_limit
+        self._device_checks = engine.device_checks
         self._window: Window | None = None
         self._shared_until = -1
         self._wall_of: weakref.ref[Any] | None = None
@@ -528,13 +528,13 @@ class Steps:
         self._wall_of = None
         is_inside = current_graph_task() != NO_GRAPH_TASK
         self.is_shared = is_inside or self.n_begun < self._shared_until
-        if self._answers.asked:  # by a step without a backward
-            self._answers.read()
+        if self._device_checks.deferred:  # by a step without a backward
+            self._device_checks.read()
         if self.open:
             self._settle(is_inside=is_inside)
         if is_inside or self._window is None:
             return None
-        self.note_peak(self._footprint.fold().level_bytes)
+        self.note_peak(self._memory_limit.fold().level_bytes)
         return self._window
 
     @property
@@ -603,7 +603,7 @@ class Steps:
         self.open.append(step)
 
     def _graph_gone(self, _: object) -> None:
-        self._footprint.drop_wall()
+        self._memory_limit.drop_wall()
 
     def _unseen(self, tensors: Sequence[torch.Tensor], output: object) -> str:
         """Say why the backward of a step will not be seen."""
@@ -627,8 +627,8 @@ class Steps:
         if step.part:
             step.window.spoil(reason)
         step.window.stop_reading()
-        self._footprint.drop_wall()
-        self.note_peak(self._footprint.fold().level_bytes)
+        self._memory_limit.drop_wall()
+        self.note_peak(self._memory_limit.fold().level_bytes)
         self._engine.records.close(step.close(reason, has_ended=False))
 
     def abandon(self) -> None:
@@ -638,7 +638,7 @@ class Steps:
 
     def finish(self) -> None:
         """Close everything, as the session ends."""
-        self.note_peak(self._footprint.fold().level_bytes)
+        self.note_peak(self._memory_limit.fold().level_bytes)
         self._settle(is_inside=False)
         self._close_unlearned(self.open, _DETACHED)
         self._is_finished = True
@@ -666,7 +666,7 @@ class Steps:
             self._window = None
         if step.has_wall:
             # Somebody may have run an evaluation, or another optimizer, meanwhile.
-            self._footprint.raise_wall()
+            self._memory_limit.raise_wall()
         # Come after who has been called since: FSDP2 reduces what is left there.
         queue_callback(partial(queue_callback, partial(self._end_backward, window)))
 
@@ -680,19 +680,19 @@ class Steps:
             window.trace.end()
             level = max(level, window.trace.peak_bytes)
         self._wall_of = None
-        if self._footprint.has_wall:
-            self._footprint.drop_wall()
-        peaks = self._footprint.fold()
+        if self._memory_limit.has_wall:
+            self._memory_limit.drop_wall()
+        peaks = self._memory_limit.fold()
         if level > peaks.level_bytes:
-            self._footprint.note_level(level)
+            self._memory_limit.note_level(level)
             peaks = peaks._replace(level_bytes=level)
         window.peak_bytes = peaks.level_bytes
         if self._engine.meter.reads_peak:
             window.peaks = peaks
         if len(self.open) > len(window.steps):
             self.note_peak(peaks.level_bytes)
-        if self._answers.asked:
-            self._answers.read()
+        if self._device_checks.deferred:
+            self._device_checks.read()
         if window.is_closed:
             self._end_again(window)
             return

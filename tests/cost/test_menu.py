@@ -6,8 +6,8 @@ from mimose.cost.measured import with_step
 from mimose.cost.model import CostModel
 from mimose.cost.problem import (
     Memory,
-    doubt,
     fill_problem,
+    why_unknown,
 )
 from mimose.cost.series import kinds_of
 from mimose.planners import ActionSpec, Menu
@@ -98,7 +98,7 @@ MEMORY = Memory(1e9, 1000.0, 0.0)
 
 def test_one_action_teaches_all(collected):
     """Steps under the least action are enough to plan with the others."""
-    assert "" == doubt(collected, _step_input(28))
+    assert "" == why_unknown(collected, _step_input(28))
     problem = fill_problem(collected, _step_input(28), MEMORY)
     assert NAMES == problem.actions
     assert [28.0 * HELD[a] for a in NAMES] == pytest.approx(problem.held_bytes[4])
@@ -146,6 +146,6 @@ def test_an_action_nothing_tells_of_is_not_chosen():
             call.held_bytes.pop("fold")
             assert told.held_bytes is call.held_bytes
         model = with_step(model, _step_input(n), calls, sample, 0.0, (1,) * N_CALLS)
-    assert "" == doubt(model, _step_input(28))
+    assert "" == why_unknown(model, _step_input(28))
     allowed = fill_problem(model, _step_input(28), MEMORY).allowed
     assert [[True, False, True]] * N_CALLS == allowed.tolist()

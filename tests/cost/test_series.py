@@ -44,9 +44,9 @@ def test_a_noisy_reading_needs_repeating():
     """A reading with noise answers for its shape once it was repeated."""
     series = _Growing(kinds_of(None, 8.0)["transient"])
     series.add((4,), 100.0)
-    assert series.doubt((4,))
+    assert series.why_unknown((4,))
     series.add((4,), 104.0)
-    assert "" == series.doubt((4,))
+    assert "" == series.why_unknown((4,))
     assert 104.0 == series.predict((4,))
 
 
@@ -55,7 +55,7 @@ def test_a_polynomial_is_found_and_trusted():
     series = _exact()
     for n in (4, 10, 16, 22, 31):
         series.add((2, n), _square(n))
-    assert "" == series.doubt((2, 19))
+    assert "" == series.why_unknown((2, 19))
     assert _square(19) == pytest.approx(series.predict((2, 19)), rel=1e-9)
     assert _square(19) == pytest.approx(series.predict((2, 19)), rel=1e-9)
 
@@ -65,11 +65,11 @@ def test_a_fit_is_trusted_somewhat_beyond_what_was_seen():
     series = _exact()
     for n in (4, 10, 40):
         series.add((n,), _square(n))
-    assert "" == series.doubt((60,))
-    assert "61 is beyond 40, the most measured" == series.doubt((61,))
+    assert "" == series.why_unknown((60,))
+    assert "61 is beyond 40, the most measured" == series.why_unknown((61,))
     series.add((20,), _square(20))
-    assert "" == series.doubt((160,))
-    assert series.doubt((161,))
+    assert "" == series.why_unknown((160,))
+    assert series.why_unknown((161,))
 
 
 class _Failing:
@@ -108,7 +108,7 @@ def test_an_estimator_that_fails_is_doubted(where):
     assert 120.0 == series.predict((10,))
     assert series.predict((4,)) in (5.0, 40.0)
     why = "it says nan" if where == "nan" else f"ValueError: not in {where}"
-    assert f"the predictor failed: {why}" == series.doubt((10,))
+    assert f"the predictor failed: {why}" == series.why_unknown((10,))
     series.add((16,), 160.0)
     assert 160.0 == series.predict((10,))
 
@@ -119,7 +119,7 @@ def test_scatter_that_many_shapes_show_raises_predictions():
     series, doubts = _Growing(kinds_of(LeastSquares(), 1.0)["transient"]), []
     for n in range(100, 160, 2):
         series.add((n,), 3.0 * n + random.choice((-30.0, 30.0)))
-        doubts.append(bool(series.doubt((n + 1,))))
+        doubts.append(bool(series.why_unknown((n + 1,))))
     assert all(doubts[3:7])
     assert not any(doubts[7:])
     assert all(series.predict((n,)) >= 3.0 * n + 30.0 for n in range(101, 141, 2))
@@ -133,4 +133,4 @@ def test_state_is_samples():
     state = json.loads(json.dumps(series.samples.state_dict()))
     again = Series(Samples.from_state(kinds_of(None, 0.0)["exact"], state), 0.0)
     assert series.predict((19,)) == again.predict((19,))
-    assert "" == again.doubt((100,))
+    assert "" == again.why_unknown((100,))

@@ -11,7 +11,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 from mimose import CheckpointingConflictError, NoUnitsError
-from mimose.inputs.layers import find_layers, refuse_other_checkpointing
+from mimose.inputs.layers import find_layers, raise_if_checkpointed
 from mimose.inputs.patch import Patch
 
 EXPECTED = {
@@ -144,7 +144,7 @@ def test_checkpoint_wrapper_is_refused(toys):
     model = toys.chain(2)
     model.blocks[1] = checkpoint_wrapper(model.blocks[1])
     with pytest.raises(CheckpointingConflictError, match=r"blocks\.1.*wrapper"):
-        refuse_other_checkpointing(model)
+        raise_if_checkpointed(model)
 
 
 def _doubled(original, args, kwargs):

@@ -10,7 +10,7 @@ import pytest
 
 import mimose
 from mimose.records import StepRecord, read_records
-from mimose.report.headline import facts, headline, verdict
+from mimose.report.headline import figures, headline, verdict
 from mimose.report.page import write_page
 
 CHROMIUM = shutil.which("chromium")
@@ -239,4 +239,4 @@ def test_headline_follows_from_the_records(toys, tmp_path):
     assert 0 < numbers.collected_flops <= numbers.recomputed_flops
     _, data = _page(trained, tmp_path)
     assert verdict(numbers) == data["verdict"]
-    assert [list(fact) for fact in facts(numbers)] == data["facts"]
+    assert [list(figure) for figure in figures(numbers)] == data["figures"]

@@ -190,9 +190,9 @@ def sizes_of(settings: GridSettings, workload: str) -> list[Sizes]:
     """Return the sizes of a workload's batches, the same for every strategy.
 
     Raises:
-        ValueError: As `refuse_workload` does.
+        ValueError: As `raise_if_impossible` does.
     """
-    refuse_workload(settings, workload)
+    raise_if_impossible(settings, workload)
     own = workload_named(workload)
     if own.trace is not None and not settings.trace:
         return own.trace(np.random.default_rng(settings.seed), settings.n_batches)
@@ -200,7 +200,7 @@ def sizes_of(settings: GridSettings, workload: str) -> list[Sizes]:
     return [{name: each[name] for name in own.sizes} for each in batches]
 
 
-def refuse_workload(settings: GridSettings, workload: str) -> None:
+def raise_if_impossible(settings: GridSettings, workload: str) -> None:
     """Make sure that a workload is there, and can be run with the given lengths.
 
     Raises:
