@@ -48,7 +48,7 @@ if TYPE_CHECKING:
     from mimose.runtime.engine import Engine
 
 
-_EDITED = "what it is handed is edited in place after it was read"
+_EDITED = "its input is edited in place after it was read"
 _FORBIDS = "it forbids hooks of saved tensors, as torch.func.grad does"
 
 

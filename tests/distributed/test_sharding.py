@@ -32,7 +32,7 @@ def test_units_that_communicate(told: Any) -> None:
     expected = {
         "plain": "",
         "one group": "",
-        "groups inside": "0 is a sharded group of its own (fully_shard), gathered in "
+        "groups inside": "0 is a separate sharded group (fully_shard), gathered in "
         "each call",
         "groups inside that stay": "",
         "synchronous norm": "1 is a SyncBatchNorm",

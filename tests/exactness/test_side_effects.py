@@ -151,7 +151,7 @@ SERVED = {
 IMPURE = {
     "python": (_Python, "Python"),
     "numpy": (_Numpy, "NumPy"),
-    "generators": (_Generators, "generator of its own"),
+    "generators": (_Generators, "its own generator"),
     "weights": (_Clamped, "its own weights"),
 }
 

@@ -101,7 +101,7 @@ def test_layers_that_append_to_a_cache_are_kept(toys, meter, planner):
         assert _same(bare, _train(model, (8, 12, 16, 8, 20, 9, 11, 8)))
         kept = session.summary().kept_units
     assert {f"layers.{i}" for i in range(N_LAYERS)} == set(kept)
-    assert {"it changes an object that it is handed"} == set(kept.values())
+    assert {"it changes an object that it receives"} == set(kept.values())
     assert 0 == session.summary().retries
 
 
@@ -180,7 +180,7 @@ def test_a_layer_that_edits_an_objects_tensor_is_kept(meter):
         assert _same(bare, _train(model, (8, 12)))
     kept = session.summary().kept_units
     assert {f"layers.{i}" for i in range(N_LAYERS)} == set(kept)
-    assert "an object that it is handed" in next(iter(kept.values()))
+    assert "an object that it receives" in next(iter(kept.values()))
 
 
 def test_a_forward_that_has_filled_a_users_cache_is_not_run_again(meter):
