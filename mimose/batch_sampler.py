@@ -295,6 +295,9 @@ class BatchSampler(Sampler[list[int]]):
             n_trained: Batches of it that this rank has trained, where a loader has
                 drawn more; None for all that were drawn. Those that were not trained
                 are drawn again.
+
+        Raises:
+            ValueError: `n_trained` is negative, or more than were drawn.
         """
         n_trained = self.n_drawn if n_trained is None else n_trained
         if not 0 <= n_trained <= self.n_drawn:

@@ -84,13 +84,13 @@ def all_there_is(
         BudgetError: It is a CPU, whose memory others need, too, or does not tell.
     """
     if is_shared or device_bytes is None:
-        there = "how much it has is not known"
+        there = "its size is not known"
         if device_bytes is not None:
-            there = f"{format_bytes(device_bytes)} are there in all"
+            there = f"{format_bytes(device_bytes)} in all"
         msg = (
-            f"there is no budget, and of {device} not all can be one: {there}, and "
-            f"everything else that runs lives there as well. Say how much training may "
-            f"take, as in '6GiB', or '+2GiB' for so much more than is held now"
+            f"a model on {device} needs a budget: everything else on this machine uses "
+            f"the same memory ({there}). Give one, such as '6GiB', or '+2GiB' for 2 "
+            f"GiB more than is held now"
         )
         raise BudgetError(msg)
     left = max(_LEFT_BYTES, _LEFT_SHARE * device_bytes)
@@ -98,9 +98,9 @@ def all_there_is(
         left += _LEFT_TO_RANKS_BYTES
     if left >= device_bytes:
         msg = (
-            f"{format_bytes(device_bytes)} are there for this process on {device}, and "
-            f"{format_bytes(left)} are left to libraries: free memory there (another "
-            f"process may hold it), or say what the budget is"
+            f"this process can have {format_bytes(device_bytes)} on {device}, and "
+            f"{format_bytes(left)} must stay free for libraries: free memory there "
+            f"(another process may hold it), or give a budget"
         )
         raise BudgetError(msg)
     return int(device_bytes - left)

@@ -52,6 +52,9 @@ def every_k(k: int) -> Pattern:
 
     Args:
         k: Distance from one recomputed call to the next.
+
+    Raises:
+        ValueError: `k` is less than 1.
     """
     if k < 1:
         msg = f"k must be at least 1, got {k}"

@@ -66,7 +66,7 @@ def test_ranks_of_a_host_share_its_memory(monkeypatch, n_ranks, share):
 
 def test_no_budget_on_a_cpu_is_an_error_with_numbers(toys):
     """What is there, and what to write."""
-    with pytest.raises(BudgetError, match=r"GiB are there in all.*'6GiB'"):
+    with pytest.raises(BudgetError, match=r"GiB in all.*'6GiB'"):
         mimose.attach(toys.chain(2))
 
 

@@ -262,7 +262,7 @@ def _quoted() -> list[list[str]]:
     text = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     cells = re.findall(r"^\| (`.*?) \| ", text, re.MULTILINE)
     quoted = [message for cell in cells for message in re.findall("`([^`]+)`", cell)]
-    foreign = "torch.OutOfMemoryError"
+    foreign = "OutOfMemoryError"
     return [
         [piece.strip() for piece in message.split("…") if len(piece.strip()) > 2]
         for message in quoted

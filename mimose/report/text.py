@@ -127,7 +127,7 @@ def _overview(summary: Summary, width: int) -> list[str]:
         f"{summary.steps_over} steps over"
     )
     plans = (
-        f"{summary.cache_hits} from the cache, {summary.cache_misses} decided anew, "
+        f"{summary.cache_hits} from the cache, {summary.cache_misses} made, "
         f"{summary.plan_seconds * 1e3:.1f} ms in all"
     )
     recomputed = (
@@ -154,7 +154,7 @@ def _host(host: HostUse) -> str:
     return (
         f"at most {format_bytes(host.peak_bytes)} of {format_bytes(host.budget_bytes)} "
         f"held{pinned if host.pinned_peak_bytes else ''}; {host.n_refused} tensors "
-        f"found no room and stayed"
+        f"did not fit and stayed on the device"
     )
 
 
@@ -171,8 +171,8 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
         n_ranks, n_exchanges, seconds, n_changed = summary.agreement
         yield (
             "ranks",
-            f"{n_ranks} agree; {n_changed} forwards did other than this rank alone "
-            f"would have, {n_exchanges} exchanges took {seconds:.2f} s",
+            f"{n_ranks} agree; {n_changed} forwards ran another plan than this rank's "
+            f"own, {n_exchanges} exchanges took {seconds:.2f} s",
         )
     if summary.fragmentation is not None:
         yield (
@@ -201,9 +201,10 @@ def _pace(fixed_seconds: float, row_seconds: Mapping[str, float]) -> str:
         text += f"; each row ({name}) of the last shape adds {format_seconds(each)}"
         if each > 0.0:
             enough = math.ceil((1.0 / _PAYS - 1.0) * fixed_seconds / each / 2.0)
+            at = f"From {enough:,} rows on" if enough > 1 else "Already here"
             text += (
-                f". From {max(1, enough):,} rows on, a batch twice as large trains "
-                f"less than {_PAYS:.0%} more rows a second"
+                f". {at}, a batch twice as large trains less than {_PAYS:.0%} more "
+                f"rows a second"
             )
     return text
 

@@ -117,7 +117,7 @@ def test_a_small_budget_of_the_host(sim, toys, action):
     assert [] == toys.differences(bare, trained)
     assert 0 < host.peak_bytes <= 2 * row == host.budget_bytes
     assert host.n_refused > 0
-    line = f"of 0.5 MiB held; {host.n_refused} tensors found no room and stayed"
+    line = f"of 0.5 MiB held; {host.n_refused} tensors did not fit and stayed"
     assert line in " ".join(session.report().split())
 
 
