@@ -91,20 +91,15 @@ def measured(proof: str, settings: Settings, /, **task: Any) -> list[Row]:
 
 
 def recorded(record: StepRecord, *columns: str) -> dict[str, Any]:
-    """Return columns of rows that a step's record has.
+    """Return a step record's attributes as columns of a row.
 
     Args:
         record: Of one forward.
-        columns: Its attributes' names. ``kept`` and ``recomputed`` count its layers'
-            calls by action, ``actions`` and ``layer_calls`` all of them.
+        columns: Their names; ``kept`` and ``layer_calls`` count its layers' calls.
     """
-    calls, recomputed = len(record.actions), record.n_recomputed
-    counted = {"actions": calls, "layer_calls": calls, "recomputed": recomputed}
-    counted["kept"] = calls - recomputed
-    return {
-        name: counted[name] if name in counted else getattr(record, name)
-        for name in columns
-    }
+    n = len(record.actions)
+    counted = {"layer_calls": n, "kept": n - record.n_recomputed}
+    return {name: counted.get(name, getattr(record, name, None)) for name in columns}
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,10 @@ compared with the bare model's, dropout drawing the same.
 from __future__ import annotations
 
 import gc
+import re
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -90,19 +91,13 @@ def _judge(name: str, at: Mapping[str, Row]) -> Iterator[Bar]:
 def _resnet(sizes: Mapping[str, Any], batch: int, side: int) -> Any:
     """Return a ResNet, images, its layers (the stem, each block), and all as one."""
     build = builder("ResNetConfig", "ResNetForImageClassification", num_labels=10)
-    model: Any = build(**sizes)
+    model = build(**sizes)
     small = torch.randn(batch, 3, side // 8, side // 8)
     pixels = nn.functional.interpolate(small, size=(side, side), mode="bilinear")
-    names = ["resnet.embedder"]
-    for stage, depth in enumerate(model.config.depths):
-        stem = f"resnet.encoder.stages.{stage}.layers"
-        names += [f"{stem}.{number}" for number in range(depth)]
-    return (
-        model,
-        {"pixel_values": pixels, "labels": torch.arange(batch) % 10},
-        names,
-        ["resnet"],
-    )
+    images = {"pixel_values": pixels, "labels": torch.arange(batch) % 10}
+    layers = re.compile(r"resnet\.(embedder|encoder\.stages\.\d+\.layers\.\d+)")
+    names = [name for name, _ in model.named_modules() if layers.fullmatch(name)]
+    return model, images, names, ["resnet"]
 
 
 def _gpt2() -> Any:
@@ -126,33 +121,33 @@ _CASES: Mapping[str, Callable[[], Any]] = {
 # -------------------------------------------------------------------------- the child
 
 
-class _Ran(NamedTuple):
-    held_bytes: int
-    peak_bytes: int
-    results: list[torch.Tensor]
-    """The loss, and the weights' gradients, on the CPU."""
-
-
 def work(task: Task) -> Rows:
     """Run one model bare and under each action."""
-    bare: _Ran | None = None
+    bare: list[torch.Tensor] = []
     with torch.autograd.set_multithreading_enabled(False):
         for action in (BARE, *_EXACT, *_LOSSY):
             torch.manual_seed(task["seed"])
-            ran = _run(_CASES[task["model"]](), action, torch.device(task["device"]))
-            bare = bare or ran
+            case, device = _CASES[task["model"]](), torch.device(task["device"])
+            levels, results = _run(case, action, device)
+            bare = bare or results
             yield {
                 "model": task["model"],
                 "action": action,
-                "held_bytes": ran.held_bytes,  # when the forward has ended
-                "peak_bytes": ran.peak_bytes,
-                "gradient_error": _error(bare.results[1:], ran.results[1:]),
-                "is_exact": all(map(torch.equal, bare.results, ran.results)),
+                **levels,
+                "gradient_error": _error(bare[1:], results[1:]),
+                "is_exact": all(map(torch.equal, bare, results)),
             }
 
 
-def _run(case: Any, action: str, place: torch.device) -> _Ran:
-    """Run a few steps under an action; the last one counts."""
+def _run(
+    case: Any, action: str, place: torch.device
+) -> tuple[dict[str, int], list[torch.Tensor]]:
+    """Run a few steps under an action; the last one counts.
+
+    Returns:
+        Bytes when the forward has ended and at the peak; the loss and the weights'
+        gradients.
+    """
     model, batch, layers, whole = case
     model, batch = model.to(place).train(), moved(batch, place)
     session = None
@@ -174,7 +169,7 @@ def _run(case: Any, action: str, place: torch.device) -> _Ran:
         del loss
     if session is not None:
         session.detach()
-    return _Ran(held, levels.highest_bytes, results)
+    return {"held_bytes": held, "peak_bytes": levels.highest_bytes}, results
 
 
 def _begin(model: nn.Module, batch: Mapping[str, Any]) -> int:
