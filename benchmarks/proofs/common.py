@@ -57,6 +57,7 @@ def some(name: str, known: Iterable[str]) -> Option:
     return name, {"nargs": "+", "choices": list(known), "default": list(known)}
 
 
+RESUME = flag("--resume", "keep the rows that are there")
 EXPANDABLE = flag("--expandable", "segments of the device can grow")
 
 
@@ -156,6 +157,11 @@ class Answer:
     """Whether the table's cells are words, and begin at the left."""
     path: Path | None = None
     """Where rows are kept as they come, before all are there."""
+
+    @classmethod
+    def begun(cls, path: Path, *, resume: bool) -> Answer:
+        """Return one whose rows are kept as they come, behind those that are there."""
+        return cls(path=path, rows=read(path) if resume and path.exists() else [])
 
     def add(
         self,

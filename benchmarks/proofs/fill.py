@@ -22,12 +22,11 @@ Rates are those of the card's clock, optimizer steps included, after the first s
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.proofs import common
-from benchmarks.proofs.common import Answer, Bar, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Settings
 from benchmarks.proofs.numbers import percent
 from benchmarks.scale.fill import PLACES, work
 from mimose.bench.device import SIM
@@ -43,16 +42,13 @@ OPTIONS = (
     common.some("--parts", "abcd"),
     ("--card", {"default": "h100", "help": "h200, h100, a100, rtx4090 or a10"}),
     common.count("--steps", 150, "a trial, at most"),
-    common.flag("--resume", "keep the rows that are there"),
+    common.RESUME,
 )
 
 
-def ask(settings: Settings, options: argparse.Namespace) -> Answer:
+def ask(settings: Settings, options: Options) -> Answer:
     """Run what is asked for; each row is kept as it comes."""
-    path = settings.out / "fill.csv"
-    answer = Answer(path=path)
-    if options.resume and path.exists():
-        answer.rows.extend(common.read(path))
+    answer = Answer.begun(settings.out / "fill.csv", resume=options.resume)
     for place in options.places:
         for part in options.parts:
             where = {"place": place, "part": part}

@@ -12,11 +12,11 @@ the card's, in the mean of the steps after the tenth.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from benchmarks.proofs import common
-from benchmarks.proofs.common import Answer, Bar, Options, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Settings
 from benchmarks.proofs.numbers import percent
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import STRATEGIES, work
@@ -36,32 +36,21 @@ OPTIONS = (
     ("--card", {"default": "h100", "help": "h200, h100, a100, rtx4090, a10: hollow"}),
     ("--expandable", {"choices": _ALLOCATORS, "default": "both"}),
     common.count("--steps", 120, "a run"),
-    common.flag("--resume", "keep the rows that are there"),
+    common.RESUME,
 )
-_OURS = "whole", "fine"
+_OURS, _FULL = ("whole", "fine"), ("hf", "full")
 _PLACE = "workload", "gib", "expandable"
 
 
 def ask(settings: Settings, options: Options) -> Answer:
     """Run what is asked for; each row is kept as it comes."""
-    path = settings.out / "scale.csv"
-    answer = Answer(path=path)
-    if options.resume and path.exists():
-        answer.rows.extend(common.read(path))
-    known = list(answer.rows)
-    rows: list[common.Row] = []
-    base: dict[tuple[object, ...], float | None] = {}
-    for place, strategy in _runs(options):
-        if any((place | strategy).items() <= row.items() for row in known):
-            continue
-        row = _run(settings, options, **place, **strategy)
-        where = tuple(place.values())
-        if strategy["strategy"] in ("hf", "full"):
-            base.setdefault(where, row["seconds"])
-        name = "{workload}, {gib} GiB, {strategy}".format_map(row)
-        name += ", segments that grow" * row["expandable"]
-        answer.add(name, [row], line(row, base.get(where)), (), head="run")
-        rows.append(row)
+    answer = Answer.begun(settings.out / "scale.csv", resume=options.resume)
+    rows = answer.rows
+    for run in _runs(options):
+        if not any(_is_at(row, run) for row in rows):
+            row = _run(settings, options, **run)
+            answer.add(" ".join(map(str, run.values())), [row], {}, ())
+    answer.table = [line(row, rows) for row in rows]
     ours = [row for row in rows if row["strategy"] in _OURS]
     over, ooms = (sum(row.get(name) or 0 for row in ours) for name in ("over", "ooms"))
     answer.bars += [
@@ -72,16 +61,15 @@ def ask(settings: Settings, options: Options) -> Answer:
     return answer
 
 
-def _runs(options: Options) -> Iterator[tuple[dict[str, Any], ...]]:
+def _runs(options: Options) -> Iterator[Row]:
     for workload in options.workloads:
         sizes = options.gib or WORKLOADS[workload].cards
-        for place in itertools.product(sizes, _ALLOCATORS[options.expandable]):
-            for strategy in options.strategies:
-                where = dict(zip(_PLACE, (workload, *place), strict=True))
-                yield where, {"strategy": strategy}
+        allocators = _ALLOCATORS[options.expandable]
+        for how in itertools.product(sizes, allocators, options.strategies):
+            yield dict(zip((*_PLACE, "strategy"), (workload, *how), strict=True))
 
 
-def _run(settings: Settings, options: Options, **where: Any) -> common.Row:
+def _run(settings: Settings, options: Options, **where: Any) -> Row:
     is_hollow = kind_of(settings.device) == SIM
     where["card"] = options.card if is_hollow else "itself"
     task = {**where, "is_expandable": where["expandable"], "steps": options.steps}
@@ -93,18 +81,17 @@ def _run(settings: Settings, options: Options, **where: Any) -> common.Row:
     return {**where, "error": "", **row}
 
 
-def line(row: Mapping[str, Any], base: float | None) -> dict[str, object]:
-    """Return a line of the table.
-
-    Args:
-        row: What was measured.
-        base: Seconds of checkpointing everything in the same place.
-    """
+def line(row: Row, rows: Iterable[Row]) -> dict[str, object]:
+    """Return a line of the table; ratios are to checkpointing in the same place."""
+    where = {name: row[name] for name in _PLACE}
+    name = "{workload}, {gib} GiB, {strategy}".format_map(row)
+    name += ", segments that grow" * row["expandable"]
     if row["error"]:
-        return {"ms": row["error"]}
-    seconds = row["seconds"]
-    told = row.get
+        return {"run": name, "ms": row["error"]}
+    full = [r["seconds"] for r in rows if r["strategy"] in _FULL and _is_at(r, where)]
+    base, seconds, told = next(iter(full), None), row["seconds"], row.get
     return {
+        "run": name,
         "ms": seconds and 1e3 * seconds,
         "ratio": seconds and base and seconds / base,
         "allocator": percent(seconds and row["allocator_seconds"] / seconds, 1),
@@ -121,3 +108,7 @@ def line(row: Mapping[str, Any], base: float | None) -> dict[str, object]:
         "fragmentation": told("fragmentation"),
         "left out": row["left_out"],
     }
+
+
+def _is_at(row: Row, where: Row) -> bool:
+    return where.items() <= row.items()

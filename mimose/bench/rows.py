@@ -69,19 +69,15 @@ class RowsFile:
     Args:
         path: The file; its folder is made.
         kind: The rows' dataclass.
-        goes_on: Whether it is there already, and is not begun anew.
     """
 
-    def __init__(self, path: Path, kind: type[Row], *, goes_on: bool = False) -> None:
+    def __init__(self, path: Path, kind: type[Row]) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
-        self._file: TextIO = path.open(
-            "a" if goes_on else "w", newline="", encoding="utf-8"
-        )
+        self._file: TextIO = path.open("w", newline="", encoding="utf-8")
         columns = [column.name for column in _columns(kind)]
         self._writer = csv.DictWriter(self._file, columns, lineterminator="\n")
-        if not goes_on:
-            self._writer.writeheader()
-            self._file.flush()
+        self._writer.writeheader()
+        self._file.flush()
 
     def append(self, rows: Iterable[Row]) -> None:
         """Write rows down at once."""
