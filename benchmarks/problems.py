@@ -177,7 +177,7 @@ def _table(block: _Block) -> NDArray[np.float64]:
 
 
 def _masks(rng: np.random.Generator, blocks: Sequence[_Block]) -> NDArray[np.bool_]:
-    """Draw what each unit may run under, (E, 6)."""
+    """Draw what each call may run under, (C, 6)."""
     # The actions in between are the family's own Pareto set.
     rows = [[True, *(rng.random(4) < 0.7), True] for _ in blocks]
     table = np.repeat(np.array(rows), [block.n_calls for block in blocks], axis=0)

@@ -213,14 +213,14 @@ class Forecasts:
     def _usable(
         self, step_input: StepInput, table: SizeTable, memory: Memory
     ) -> tuple[StepInput, float | None]:
-        """Return which step is known of that tells of this one, and how far it may go.
+        """Return which known step predicts this one, and how far it may go.
 
         A loss by rows takes less than another, so that one tells what it takes at most;
         so does a step that makes its gradients, of one that finds them there.
 
         Returns:
             The step, and the level that its prediction may reach; None where nothing
-            that is known tells of it.
+            that is known predicts it.
         """
         driver, learner = self._engine.driver, self._engine.learner
         contexts = [step_input.context]

@@ -1,19 +1,19 @@
 """A batch in micro-batches that each fit, and together take least time.
 
 Note: [Which columns count]
-Rows of a batch are padded to one length. A mask, the lengths that are told, and labels
+Rows of a batch are padded to one length. A mask, the given lengths, and labels
 that are not ignored say which columns of a row count; a micro-batch has the columns in
-which a row of its own counts. What is padded alike is cut alike. Targets of a model
-with a decoder, which have a length of their own, are a sequence of their own.
+which that row counts. What is padded alike is cut alike. Targets of a model
+with a decoder, which have another length, are a separate sequence.
 
-Columns on the left are cut only where that moves no position: where positions are told,
-or are relative (rotary). A learned embedding of positions would read other rows.
+Columns on the left are cut only where that moves no position: where positions are
+given, or are relative (rotary). A learned embedding of positions would read other rows.
 
 Note: [The split]
 Rows are sorted by length, and micro-batches are runs of them. How many padded elements
 fit, and what they take, is asked of the session's forecast at a few lengths, and read
 off between them; a dynamic programme over all runs finds the split of least seconds.
-What was told at a length serves until twice as many steps have run. Each micro-batch is
+The forecast at a length serves until twice as many steps have run. Each micro-batch is
 asked for itself before it runs: where one does not fit, fewer elements may stand there,
 and the split is made anew.
 
@@ -114,7 +114,7 @@ def read_rows(batch: Any, lengths: Lengths, model: nn.Module) -> Rows:
     Args:
         batch: Tensors in mappings, lists and tuples.
         lengths: By row, or by tensor and row; None for what masks tell.
-        model: Its configuration tells whether it has a decoder with labels of its own.
+        model: Its configuration tells whether it has a decoder with separate labels.
 
     Raises:
         TypeError: It is no batch.
@@ -205,7 +205,7 @@ def _sequences(
         The tensors; (n, columns) which count; whether it is a decoder's.
 
     Raises:
-        ValueError: Nobody can tell which lengths are a tensor's.
+        ValueError: It is not known which lengths are a tensor's.
     """
     wide = {path: tensor for path, tensor in tensors.items() if tensor.dim() > 1}
     flat = [path for path, tensor in wide.items() if tensor.dim() == 2]
@@ -242,7 +242,7 @@ def _sequences(
         if path not in found and len(alike) > 1:
             msg = (
                 f"{path} has as many columns as {' and '.join(alike)}, which have "
-                f"lengths of their own: tell its own, lengths={{{path!r}: ...}}"
+                f"other lengths: pass its lengths, lengths={{{path!r}: ...}}"
             )
             raise ValueError(msg)
         if path not in found and alike:
@@ -268,7 +268,7 @@ def _is_pair(model: nn.Module) -> bool:
 
 
 def _path_of(name: str, wide: Mapping[str, torch.Tensor]) -> str:
-    """Return the path of the tensor that lengths are told of."""
+    """Return the path of the tensor that lengths are given for."""
     path = name.removesuffix(".1")
     if path not in wide:
         msg = f"lengths: the batch has no {path!r} with columns, but {', '.join(wide)}"

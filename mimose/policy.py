@@ -1,6 +1,6 @@
 """Deciding what a step does: a phase and a plan, within the budget. No torch.
 
-In come a step's facts and what is held; out goes a `Decision`.
+In come a step's input and what is held; out goes a `Decision`.
 
 Note: [Plans]
 A plan for a shape that is on its way is made in the worker thread, a little under what
@@ -132,7 +132,7 @@ OTHERS = "other forwards or backwards make up this step than before"
 
 
 def joined(parts: Sequence[StepInput]) -> StepInput:
-    """Return the facts of a window: Note: [Windows].
+    """Return the step input of a window: Note: [Windows].
 
     Args:
         parts: Those of its forwards.
@@ -258,7 +258,7 @@ _COPIES = 4
 """Of the logits in float32, that a plain loss holds more than one by rows, at most."""
 
 _Key = tuple[Context, Sizes, bool]
-"""What comes first in a `StepInput`; plans are told apart by no more."""
+"""What comes first in a `StepInput`; plans differ by no more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -895,7 +895,7 @@ class Policy:
 
         Where less ran than was planned for, nothing is predicted. Where more ran, that
         is taken note of. Of several forwards before one backward each has to run what
-        was planned: calls are counted on from one to the next, so that nobody can tell
+        was planned: calls are counted on from one to the next, so that it is not known
         which a later one leaves out.
 
         Args:
@@ -975,7 +975,7 @@ class Policy:
         """Make every plan made so far invalid, as after a step over the budget."""
         self._learner.distrust_plans()
 
-    # ------------------------------------------------------------------ telling
+    # ------------------------------------------------------------------ reporting
 
     def least_peak_bytes(self, step_input: StepInput, memory: Memory) -> float | None:
         """Return what a step is sure to reach under any plan; None if nothing is sure.

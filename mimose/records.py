@@ -1,4 +1,4 @@
-"""What the session tells of each step, and of all of them."""
+"""What the session records of each step, and of all of them."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class Peaks(NamedTuple):
-    """The most held since a step began; None where nobody tells."""
+    """The most held since a step began; None if not known."""
 
     level_bytes: int
     reserved_bytes: int | None = None
     allocated_bytes: int | None = None
     n_retries: int | None = None
-    """How often the allocator gave back all its free blocks to go on."""
+    """How often the allocator freed all its cached blocks to go on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +67,13 @@ class StepRecord:
     observed_peak_bytes: int | None = None
     """The peak from the start of the forward to the end of backward: on an accelerator
     of requested bytes, elsewhere of the resident set. None until the backward has
-    ended, and where it cannot be told (see `reason`)."""
+    ended, and where it is not known (see `reason`)."""
     cache_hit: bool = False
     """Whether the plan was there: from the cache, or made ahead."""
     plan_seconds: float = 0.0
     """From the root's entry until its forward may begin: the meter and the batch's
     sizes are read, the plan is found or made, what the forward changes is saved, free
-    blocks are given back where they have to be."""
+    cached blocks are freed where they have to be."""
     recomputed_flops: int = 0
     """FLOPs of the products, convolutions and attention run again in backward."""
     retries: int = 0
@@ -92,7 +92,7 @@ class StepRecord:
     allocated_peak_bytes: int | None = None
     """On an accelerator the most that the blocks in use took."""
     alloc_retries: int | None = None
-    """How often the allocator gave back its free blocks to go on."""
+    """How often the allocator freed its cached blocks to go on."""
     is_optimal: bool = False
     """Whether the plan was proven to cost the least of all that keep the budget."""
 
@@ -156,7 +156,7 @@ class HostUse(NamedTuple):
 
 
 class AgreementUse(NamedTuple):
-    """What ranks that agree have told each other, as this rank saw it."""
+    """What ranks that agree have exchanged, as this rank saw it."""
 
     n_ranks: int
     n_exchanges: int
@@ -219,7 +219,7 @@ class Summary:
     """By the name of that size, what each row adds at the last step's other sizes if
     all layers are kept."""
     largest_to_come: Mapping[str, int] | None = None
-    """Of the shapes that were told with `Session.expect`; None where none was."""
+    """Of the shapes given to `Session.expect`; None where none was."""
     least_peak_to_come: float | None = None
     """What it takes under any plan, in bytes; None where that is not known yet."""
     host: HostUse | None = None

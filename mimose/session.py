@@ -131,7 +131,7 @@ def attach(
             by one small exchange: ``"auto"`` where a layer's own forward waits for
             other ranks (batch norm over all ranks, tensor parallelism, FSDP groups
             inside the layer), None never, or the process group of those that run the
-            same layers, of gloo, where the layers send something by calls of their own
+            same layers, of gloo, where the layers send something by their own calls
             (experts on other ranks, attention over a ring).
         others: ``units``, another name of `layers`.
 
@@ -271,7 +271,7 @@ class Session:
     def detach(self) -> None:
         """Give the model back as it was. Harmless twice.
 
-        What happened and what was learned stay readable; the model is let go.
+        What happened and what was learned stay readable; the model is freed.
         """
         self._ahead.close()
         self._engine.detach()
@@ -363,9 +363,9 @@ class Session:
         Args:
             batch: Tensors, in a mapping, a tuple or a list, however nested. Dimension 0
                 is the rows. Lists with an item a row are split too; numbers, texts and
-                tensors with one row or none are handed on.
+                tensors with one row or none are passed on.
             lengths: How many columns of each row count, from the left; or, where
-                several tensors have lengths of their own, that by the tensor's name.
+                several tensors have different lengths, that by the tensor's name.
                 None for what ``attention_mask`` and ``decoder_attention_mask`` say, and
                 labels of -100; a column that one of them counts is never cut. Tensors
                 with as many columns (dimension 1) are cut alike; what belongs to a
@@ -431,13 +431,13 @@ class Session:
 
         A budget that cannot hold for the largest of them is then an error (or a
         warning, under ``on_infeasible="warn"``) in the first step whose predictions
-        reach so far, rather than where that batch comes. Told before the first step,
+        reach so far, rather than where that batch comes. Given before the first step,
         names are looked at with the second one; a name that is not one of the model's
         is a warning then, and nothing is expected.
 
         Args:
             shapes: Sizes by name, as for `explain`; those that are not named are as in
-                the step that is about to run. They take the place of shapes told
+                the step that is about to run. They take the place of shapes given
                 before.
 
         Raises:
@@ -512,7 +512,7 @@ class Session:
             **({"sharding": shared} if shared else {}),
         )
 
-    # ------------------------------------------------------------------ telling
+    # ------------------------------------------------------------------ reporting
 
     def report(self, width: int | None = None) -> str:
         """Return what happened so far, as text for people.

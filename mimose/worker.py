@@ -67,7 +67,7 @@ class JobKind(enum.IntEnum):
 
 
 class Worker:
-    """Does jobs in a thread of its own, the most urgent kind first.
+    """Does jobs in a separate thread, the most urgent kind first.
 
     A job that fails ends the thread, and the log tells why. From then on lessons
     are learned at once, by whoever hands them over, and nothing else is done.
@@ -153,7 +153,7 @@ class Worker:
 
     @property
     def _is_learning(self) -> bool:
-        """Whether somebody else is in the midst of a lesson, not before a fork."""
+        """Whether another thread is in the midst of a lesson, not before a fork."""
         who = self._learner
         if who is None or who is threading.current_thread():
             return False
@@ -182,7 +182,7 @@ class Worker:
         return True
 
     def _do(self, kind: JobKind, job: Job) -> None:
-        """Do a job, with rests in the thread; what it fails with is told."""
+        """Do a job, with rests in the thread; what it fails with is logged."""
         is_beside = threading.current_thread() is self._thread
         self._began = time.perf_counter()
         try:
@@ -202,7 +202,7 @@ class Worker:
                     self._changed.notify_all()
 
     def _rest(self) -> None:
-        """Sleep behind an item, in the thread and where nobody waits."""
+        """Sleep behind an item, in the thread and where no caller waits."""
         if threading.current_thread() is not self._thread:
             return
         with self._lock:
@@ -236,7 +236,7 @@ def _end_all() -> None:
 
 
 def _work(found: weakref.ref[Worker]) -> None:
-    """Do jobs until none is left, or nobody wants them: what the thread runs."""
+    """Do jobs until none is left, or none is wanted: what the thread runs."""
     while (worker := found()) is not None and worker.do_next():
         del worker
 

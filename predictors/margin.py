@@ -10,7 +10,7 @@ from typing import Any
 _WINDOW = 99
 """Of so many misses the largest is passed by the next with a chance of one in 100."""
 _INITIAL, _FADE = 0.06, math.exp(-1 / 12)
-"""The doubt at first, of which a third is left after twelve steps."""
+"""The margin added at first, of which a third is left after twelve steps."""
 _FLOOR, _MOST = 0.01, 0.5
 """Of a margin, and of a miss: what is farther off was no reading of that step."""
 _BEYOND = 0.1
@@ -24,7 +24,7 @@ class SafetyMargin:
 
     The largest of the last 99 misses, each ``observed / predicted - 1``: whatever their
     distribution, if the next is drawn like them it is larger with a chance of at most 1
-    in 100. At first a doubt is added, which fades.
+    in 100. At first a margin is added, which fades.
 
     Args:
         noise_bytes: Absolute noise of a reading, allowed besides.
@@ -36,7 +36,7 @@ class SafetyMargin:
     def __init__(self, noise_bytes: float = 0.0) -> None:
         self.noise_bytes = noise_bytes
         self._missed: deque[float] = deque(maxlen=_WINDOW)
-        self._doubt = self.share = _INITIAL
+        self._initial = self.share = _INITIAL
 
     def allowed(self, predicted_bytes: float) -> float:
         """Return the growth that a step within the sizes measured stays below.
@@ -69,15 +69,15 @@ class SafetyMargin:
         missed = (observed_bytes - self.noise_bytes) / predicted_bytes - 1.0
         if math.isfinite(missed):
             self._missed.append(min(missed, _MOST))
-            self._doubt *= _FADE
+            self._initial *= _FADE
             self._settle()
 
     def _settle(self) -> None:
-        self.share = max(_FLOOR, max(self._missed, default=0.0) + self._doubt)
+        self.share = max(_FLOOR, max(self._missed, default=0.0) + self._initial)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what steps have taught, ready for JSON."""
-        return {"missed": list(self._missed), "doubt": self._doubt}
+        return {"missed": list(self._missed), "initial": self._initial}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what another was taught.
@@ -86,7 +86,7 @@ class SafetyMargin:
             state: What ``state_dict`` returned.
         """
         self._missed = deque(map(float, state["missed"]), maxlen=_WINDOW)
-        self._doubt = float(state["doubt"])
+        self._initial = float(state["initial"])
         self._settle()
 
 

@@ -195,7 +195,7 @@ def _design(sizes: Floats, monomials: tuple[tuple[int, ...], ...]) -> Floats:
 def _chosen(design: Floats, target: Floats, tolerance: float) -> list[int]:
     """Return the columns to fit, as few as explain the samples.
 
-    Where none do, or where some sample is explained by a term of its own, as many as
+    Where none do, or where some sample is explained by a term alone, as many as
     tell samples that were left out best.
 
     Args:

@@ -251,7 +251,7 @@ def _waits(device: torch.device, step: Callable[[], None]) -> int:
 def cuda_waits(step: Callable[[], None]) -> int:
     """Count warnings of operators that wait, and calls that wait by their name.
 
-    CUDA's mode warns of the former only; a warning in backward is told at its end.
+    CUDA's mode warns of the former only; a warning in backward is reported at its end.
     """
     counted: Counter[str] = Counter()
     with ExitStack() as stack:

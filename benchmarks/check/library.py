@@ -28,7 +28,7 @@ _EXPANDABLE_BAR = 1.25
 """Reserved for each requested byte, where segments can grow."""
 _ERROR_BAR, _LOW_BAR = 0.02, 0.01
 _FIRST = 10
-"""Planned steps that are told apart: what kept layers need is learned in them."""
+"""Planned steps that are counted apart: what kept layers need is learned in them."""
 _AMPLE_SHARE, _LEFT_SHARE = 1.2, 0.6
 """Of plain training's growth: what the budget leaves, and what there is later."""
 
@@ -69,8 +69,8 @@ def same_weights(what: str, run: Callable[[bool], Sequence[torch.Tensor]]) -> Li
 
     Args:
         what: What was run.
-        run: Trains, bare if told so, and returns the weights. The bare run is made
-            again where weights differ: if its own do, no more can be told.
+        run: Trains, bare if asked to, and returns the weights. The bare run is made
+            again where weights differ: if the bare runs differ, nothing can be said.
     """
     torch.use_deterministic_algorithms(True, warn_only=True)
     expected, other = run(True), run(False)

@@ -81,7 +81,7 @@ def compare(own: Sequence[Row], exact: Sequence[Row]) -> dict[str, Any]:
 
 
 def work(task: Task) -> Rows:
-    """Train an arm as often as asked, and tell of each epoch.
+    """Train an arm as often as asked, and report each epoch.
 
     Raises:
         RunFailedError: A layer may not run under the action.

@@ -232,7 +232,7 @@ def _judged(advice: Advice, timed: _Timed, budget: str) -> Rows:
     yield {**told, "is_right": is_right}
 
 
-# ------------------------------------------------------------------ telling
+# ------------------------------------------------------------------ reporting
 
 
 def judge(rows: Sequence[Row], part: str) -> Iterator[Bar]:

@@ -1,8 +1,8 @@
 """Does this device do what the library relies on, and does the library keep its word?
 
 A first look at a device: one table, of what was expected, what was seen, and a verdict.
-Each group of lines runs in a process of its own with a time limit, and each line is
-appended to the CSV file as it comes: nothing that fails, hangs or crashes takes another
+Each group of lines runs in a separate process with a time limit, and each line is
+appended to the CSV file at once: nothing that fails, hangs or crashes takes another
 group with it.
 
     python -m benchmarks.proofs check --device cuda --out runs/check
@@ -37,7 +37,7 @@ _LEAST_SECONDS = 5.0
 
 
 def ask(settings: Settings, options: Options) -> Answer:
-    """Run every group, and keep each line as it comes."""
+    """Run every group, and keep each line at once."""
     ends = time.monotonic() + options.limit_seconds
     answer = Answer(is_text=True, path=settings.out / "check.csv")
     for group in options.groups:
@@ -74,6 +74,6 @@ def lines_of(settings: Settings, name: str, left_seconds: float) -> Iterator[Lin
 
 def work(task: Task) -> Rows:
     """Run one group."""
-    device = torch.empty(0, device=task["device"]).device  # its index is told
+    device = torch.empty(0, device=task["device"]).device  # its index is reported
     for line in run_group(task["group"], device):
         yield asdict(line)

@@ -63,7 +63,7 @@ EXPANDABLE = flag("--expandable", "segments of the device can grow")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings(RunSettings):
-    """What every proof can be told."""
+    """What every proof takes."""
 
     models: tuple[str, ...] = ()
     """Names of the zoo's architectures; empty for the proof's own choice."""
@@ -72,7 +72,7 @@ class Settings(RunSettings):
 
 
 def said_by(proof: str, settings: Settings, /, **task: Any) -> Iterator[dict[str, Any]]:
-    """Yield what a proof's ``work`` yields, in a process of its own.
+    """Yield what a proof's ``work`` yields, in a separate process.
 
     Raises:
         RunFailedError: It ended with an error.
@@ -152,11 +152,11 @@ class Answer:
     notes: list[str] = field(default_factory=list)
     """What a reader should know besides."""
     variant: str = ""
-    """Another way of asking, whose rows have a file of their own."""
+    """Another way of asking, whose rows have a separate file."""
     is_text: bool = False
     """Whether the table's cells are words, and begin at the left."""
     path: Path | None = None
-    """Where rows are kept as they come, before all are there."""
+    """Where rows are kept at once, before all are there."""
 
     @classmethod
     def begun(cls, path: Path, *, resume: bool) -> Answer:
@@ -194,7 +194,7 @@ def ask_each(
     head: str = "model",
     **task: Any,
 ) -> Answer:
-    """Measure each model, or another `head`, in a process of its own, and judge it."""
+    """Measure each model, or another `head`, in a separate process, and judge it."""
     answer = Answer()
     for name in names:
         rows = measured(proof, settings, **{head: name, **task})

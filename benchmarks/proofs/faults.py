@@ -4,7 +4,7 @@ Each trial trains a small model for a few steps, bare and under a session, on th
 simulated device with arithmetic, and puts one fault into one step: at a random
 allocation, line of the library, job of the worker thread, or byte of a file. Bare
 training is a loop that catches what a step raises, drops the gradients and goes on.
-Each step has a seed of its own, so that weights do not depend on steps that were lost.
+Each step has another seed, so that weights do not depend on steps that were lost.
 
     python -m benchmarks.proofs faults
 

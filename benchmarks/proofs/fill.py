@@ -1,11 +1,11 @@
 """Rows that follow lengths: who trains the most tokens a second within a memory?
 
 Models of real size train on hollow cards of their true size (`benchmarks.sim.hollow`),
-on samples of log-normal lengths. Told are real tokens a second of
+on samples of log-normal lengths. Reported are real tokens a second of
 
 - a: the largest fixed number of rows that never runs out, drawn at random;
 - b: the largest budget of tokens that never runs out, batches of like lengths;
-- c: `mimose.BatchSampler`, told nothing, in a session told nothing;
+- c: `mimose.BatchSampler`, no setting, in a session no setting;
 - d: the best found by trial over budgets of tokens, each under a session's plans.
 
 What a and b search for by trial, c has to learn. They keep everything; where the
@@ -13,8 +13,8 @@ longest sample does not fit so, they checkpoint everything by transformers' own;
 that does not fit either, they compute the loss in chunks besides (a session whose plans
 recompute every layer). Of c, all steps are trained from the first on, and an
 out-of-memory error anywhere counts. Sessions run forward and backward by
-`Session.step`, as trainers do: a step that runs out of memory is run again, and told.
-Rates are those of the card's clock, optimizer steps included, after the first steps.
+`Session.step`, as trainers do: a step that runs out of memory is run again and
+reported. Rates are those of the card's clock, optimizer steps included, after the first steps.
 
     python -m benchmarks.fill
     python -m benchmarks.fill --places t5-large-24 --parts c --resume

@@ -52,7 +52,7 @@ def ask(settings: Settings, options: Options) -> Answer:
             },
             "fixed": percent(told["fixed_share"], 1),
             "asked in ms": 1e3 * told["ask_seconds"],
-            "not told": told["n_unknown"],
+            "not known": told["n_unknown"],
             "out of memory": told["ooms"],
         }
         answer.add(name, [told], line, (), head="workload")
@@ -107,7 +107,7 @@ def work(task: Task) -> Rows:
     yield {
         **{name: task[name] for name in ("workload", "gib", "card")},
         "n_steps": task["steps"],
-        "n_unknown": n_unknown,  # behind the first, that no seconds were told of
+        "n_unknown": n_unknown,  # behind the first, that no seconds were predicted for
         "ooms": " ".join(failed),  # which step, its shape, and whether it was to fit
         "early_p50": quantile(early, 0.5),  # until rows are drawn
         "early_p95": quantile(early, 0.95),

@@ -206,7 +206,7 @@ def _batch(model: str, seed: int) -> Batch:
 
 
 def work(task: Task) -> Rows:
-    """Plan and read bytes, or, where plans are told, time them."""
+    """Plan and read bytes, or, where plans are given, time them."""
     trained, playback = _made(task), Playback()
     batch = moved(_batch(task["model"], task["seed"]), task["device"])
     # What is planned on the simulated device is timed on the CPU.

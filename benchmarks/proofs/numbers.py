@@ -1,4 +1,4 @@
-"""Numbers of many values, and how people are told them."""
+"""Numbers of many values, and how people read them."""
 
 from __future__ import annotations
 

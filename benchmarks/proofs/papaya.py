@@ -37,7 +37,7 @@ OPTIONS = ()
 UNITS: Mapping[str, float] = {"MiB": 2.0**20, "MB": 1e6, "ms": 1e-3}
 """In bytes or seconds."""
 _MEMORY = 0.8 * 16_000
-"""What the rule takes the device to have, in the unit of a model: the share of it that
+"""What the rule takes the device to have, in a model's unit: the share of it that
 is free of fragmentation."""
 FITTED = 4
 """Points of a series that are fitted."""
@@ -180,7 +180,7 @@ def spread(n_points: int) -> NDArray[np.int64]:
     return np.linspace(0, n_points - 1, FITTED).round().astype(np.int64)
 
 
-# ------------------------------------------------------------------ telling
+# ------------------------------------------------------------------ reporting
 
 
 def _line(row: Row) -> dict[str, object]:

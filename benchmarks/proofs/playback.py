@@ -1,4 +1,4 @@
-"""Plans told beforehand, run by turns with the bare model: what do they take?
+"""Given plans, run by turns with the bare model: what do they take?
 
 One process has a bare model and one with a session that plays plans back. Both have the
 same weights, and no step changes them: every plan has to give plain training's loss and
@@ -32,7 +32,7 @@ _NAMES = {spec.code: spec.name for spec in FINE_MENU.specs}
 
 
 class Playback:
-    """A planner that has every step do what it is told beforehand."""
+    """A planner that has every step run a given plan."""
 
     name = "playback"
 
@@ -44,12 +44,12 @@ class Playback:
         self.actions = tuple(_NAMES[code] for code in plan)
 
     def plan(self, problem: PlanningProblem) -> Plan:
-        """Judge what it was told."""
+        """Judge the given plan."""
         choice = [problem.actions.index(action) for action in self.actions]
         return judge(problem, np.array(choice, dtype=np.intp), planner=self.name)
 
     def check(self, session: Session) -> None:
-        """Make sure that the last step ran as it was told.
+        """Make sure that the last step ran under the given plan.
 
         Records have the action that a layer was given, though it refused it.
 

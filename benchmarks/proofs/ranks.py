@@ -12,10 +12,10 @@ Peaks are the resident set's, judged as they are read; readings repeat to about 
 In bare training of this model the resident set rises, too, by a MiB per hundred steps:
 oneDNN keeps code for GELU by shape, some 70 KiB a length (none of it stays where
 ``ONEDNN_PRIMITIVE_CACHE_CAPACITY`` is 0). So each length is trained once before the
-session begins. What is held between steps is told every hundred steps, and has a bar.
+session begins. What is held between steps is printed every hundred steps, with a bar.
 
-What an exchange takes is told twice: in training, where the rank that is ahead waits in
-it for the other one (as it would in the next weights' gathering), and by itself, when
+What an exchange takes is printed twice: in training, where the rank that is ahead waits
+in it for the other one (as it would in the next weights' gathering), and by itself, when
 both begin at the same time.
 """
 

@@ -4,7 +4,7 @@ Eight small models train on the simulated device that computes, under three budg
 two menus, and five large ones on the hollow card. Segments of the small ones can grow:
 those of fixed size are as large as what they hold. The plan, the peak and the loss of
 every step, and the virtual times, are compared with `reference.json` beside this file,
-and each difference is told. ``--update`` writes that file anew: a difference is meant,
+and each difference is listed. ``--update`` writes that file anew: a difference is meant,
 and named in the commit, or a fault.
 
     python -m benchmarks.proofs reference
@@ -250,7 +250,7 @@ def _differences(case: str, before: Any, now: Mapping[str, Any]) -> Iterator[str
             if abs(value / old - 1) > _LARGEST:
                 yield f"{case}: {1e3 * old:.2f} → {1e3 * value:.2f} ms a step"
         elif not isinstance(value, list):
-            if old != value and name != "is_exact":  # told by itself
+            if old != value and name != "is_exact":  # reported by itself
                 yield f"{case}: {name} {old} → {value}"
         elif differ := [
             i

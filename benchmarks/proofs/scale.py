@@ -1,7 +1,7 @@
 """Real models on cards of their true size: who trains them fastest within the memory?
 
 Each workload trains on each of its cards under each strategy (`benchmarks.scale`), in a
-process of its own, on the hollow card or on a part of one that is there. Seconds are
+separate process, on the hollow card or on a part of one that is there. Seconds are
 the card's, in the mean of the steps after the tenth.
 
     python -m benchmarks.scale --expandable no --strategies hf whole

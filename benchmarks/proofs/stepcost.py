@@ -103,7 +103,7 @@ def work(task: Task) -> Rows:
         for number in range(_WARM_UP_STEPS):  # on other shapes, until plans come
             _step(model, (4, 8, 12, 16)[number % 4])
         for length, (name, (action, _, _)) in enumerate(_PLANS.items(), 5):
-            # A shape, and so a plan, of its own
+            # Another shape, and so another plan
             playback.tell(action * _N_LAYERS)
             steps = {way: partial(_step, each, length) for way, each in ways.items()}
             for _ in range(_MOST_STEPS):  # until the plan comes from the cache

@@ -205,7 +205,7 @@ def of_tokens(samples: Iterable[Sizes], most: int) -> Iterator[Group]:
 def numbers(
     steps: Sequence[tuple[Group, float]], warm: int, why: str
 ) -> dict[str, Any]:
-    """Return what a row tells of steps.
+    """Return what a row says of steps.
 
     Args:
         steps: Batches, and the card's seconds.

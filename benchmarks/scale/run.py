@@ -1,4 +1,4 @@
-"""One run: a workload on a card under a strategy, in a process of its own.
+"""One run: a workload on a card under a strategy, in a separate process.
 
 Sessions learn in the steps, not in a thread beside them: how far that lags behind
 depends on what else the host does, and so would the rows.
@@ -29,15 +29,15 @@ STRATEGIES: Mapping[str, str] = {
     "plain": "keep everything",
     "hf": "transformers' own checkpointing",
     "full": "recompute every layer",
-    "static": "one plan for the longest batch, told everything",
+    "static": "one plan for the longest batch, with everything known",
     "whole": "mimose, whole layers",
     "fine": "mimose, all exact actions",
-    "oracle": "the exact optimum of whole layers, told everything",
+    "oracle": "the exact optimum of whole layers, with everything known",
 }
 BUDGET = 0.95
 """The share of the card that strategies which plan are given."""
 _MARGIN = 0.99
-"""The share of the headroom that a plan told everything may fill."""
+"""The share of the headroom that a plan with everything known may fill."""
 _FIRST = 10
 """The steps before are left out of means."""
 _MEANS = "seconds", "kernel_seconds", "allocator_seconds", "n_kernels"
@@ -45,11 +45,11 @@ _OOM = "out of memory"
 _MOST_OOMS = 10
 """Then plain training ends."""
 _TAUGHT = 24
-"""Sizes that the told ones learn from, spread evenly over the run's."""
+"""Sizes that strategies with everything known learn from, spread evenly."""
 
 
 class _Hollow:
-    """The simulated card, of any size, with a clock of its own."""
+    """The simulated card, of any size, with its clock."""
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self._sim = use()
@@ -126,7 +126,7 @@ class Run:
         self.optimizer.zero_grad()
 
     def watched(self, sizes: Sizes) -> None:
-        """Run one, and note what the card tells of it."""
+        """Run one, and note what the card says of it."""
         before, flushes = self.card.clock(), self._flushes()
         began, failed = time.process_time(), ""
         try:
@@ -248,7 +248,7 @@ def _learned(
 
 
 def _told(run: Run) -> dict[str, Any]:
-    """Return what the card tells of the run; means are over the steps that fitted."""
+    """Return what the card says of the run; means are over the steps that fitted."""
     steps = [step for step in run.steps[_FIRST:] if not step["failed"]]
     left_out = sorted({s["sizes"] for s in run.steps if s["failed"] not in ("", _OOM)})
     return {
@@ -263,7 +263,7 @@ def _told(run: Run) -> dict[str, Any]:
 
 
 def _told_by(session: mimose.Session) -> dict[str, Any]:
-    """Return what the session tells of the run."""
+    """Return what the session says of the run."""
     summary, records = session.summary(), list(session.records)
     planned = [record for record in records if record.phase == "plan"]
     late = records[_FIRST:]

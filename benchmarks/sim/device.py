@@ -152,7 +152,7 @@ def Stream(device: Device = None, priority: int = 0) -> torch.Stream:
 def Event(enable_timing: bool = False) -> torch.Event:
     """Return an event that is not recorded yet.
 
-    A function, for a class of its own is no event to torch's `elapsed_time`.
+    A function, for another class is no event to torch's `elapsed_time`.
 
     Args:
         enable_timing: Whether `elapsed_time` may be asked.
@@ -200,7 +200,7 @@ def rng_copies() -> int:
 def reset() -> dict[int, int]:
     """Begin anew, as between two tests.
 
-    Cached memory is given back; total memory, limits, settings, counters, peaks, the
+    Cached memory is freed; total memory, limits, settings, counters, peaks, the
     seeds and the current device are as after `benchmarks.sim.use`. While any memory
     is held, the allocator's settings stay as they are.
 

@@ -32,7 +32,7 @@ class Card:
     """What a card reaches, a second; see `CARDS` for the sources.
 
     The costs of the allocator's calls and of a kernel that does nothing are those that
-    `benchmarks.check` has told of an H200 (``docs/results/nvidia-h200``), and taken
+    `benchmarks.check` has measured of an H200 (``docs/results/nvidia-h200``), and taken
     to be alike on all cards.
     """
 

@@ -114,7 +114,7 @@ def set_expandable_segments(enabled: bool) -> None:
 
 
 def set_garbage_collection_threshold(share: float) -> None:
-    """Set from which share of the limit on cached segments are given back by age.
+    """Set from which share of the limit on cached segments are freed by age.
 
     It works where a limit is set, as on CUDA. 0 switches it off.
     """

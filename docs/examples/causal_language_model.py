@@ -53,6 +53,6 @@ least_bytes = probe.records[-1].observed_peak_bytes
 
 draw = random.Random(0)
 with mimose.attach(model, budget=least_bytes + 30 * 2**20) as session:
-    for _ in range(12):  # each forward has a plan of its own
+    for _ in range(12):  # each forward has its plan
         train([draw.sample(texts, 3), draw.sample(texts, 6)])
 print(session.report())

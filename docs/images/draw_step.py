@@ -24,7 +24,7 @@ KEEP, RECOMPUTE, OTHER, INK, SOFT = (
     "#5b6270",
 )
 LEFT, WIDE, TALL, PANEL = 30, 60, 1.12, 292
-"""Where the drawing begins, a segment's width, points a unit, a panel's height."""
+"""Where the drawing begins, a segment's width, scale in points, a panel's height."""
 
 
 def problem(budget: float) -> PlanningProblem:

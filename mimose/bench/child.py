@@ -29,7 +29,7 @@ class RunFailedError(RuntimeError):
 class Child:
     """A process that answers a task, and messages, with lines of JSON.
 
-    It has a session of its own, so that Ctrl-C in a terminal reaches only whoever
+    It has a separate session, so that Ctrl-C in a terminal reaches only whoever
     waits for it.
 
     Args:

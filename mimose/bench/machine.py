@@ -61,7 +61,7 @@ def load_average() -> float:
 
 
 def available_bytes() -> int | None:
-    """Return the memory that processes can still have; None where nobody tells."""
+    """Return the memory that processes can still have; None if not known."""
     return kernel_bytes("/proc/meminfo", "MemAvailable")
 
 

@@ -42,7 +42,7 @@ def _now() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
-    """What every run can be told."""
+    """What every run can be given."""
 
     seed: int = 0
     """Settles weights, shapes and batches."""

@@ -36,15 +36,15 @@ class StepMeter(_OverResets, ProcessMeter):
     """The process's resident set, by step."""
 
     def resting_bytes(self) -> int:
-        """Return what the process holds between steps, freed memory given back."""
+        """Return what the process holds between steps, freed memory returned."""
         return self.settled_bytes(0)
 
 
 class _Level(Meter):
     """What tensors have requested of an accelerator; a budget for it is one on that.
 
-    Not every strategy gives free blocks back, and reserved bytes then tell of all steps
-    before. What a step itself needs is the same measure for all.
+    Not every strategy frees cached blocks, and reserved bytes are then those of all
+    steps before. What a step itself needs is the same measure for all.
     """
 
     noise_bytes = 0.0
@@ -103,7 +103,7 @@ class ReservedStepMeter(AllocatorMeter):
         return self._highest_bytes
 
     def resting_bytes(self) -> int:
-        """Return the bytes reserved between steps, free blocks given back."""
+        """Return the bytes reserved between steps, cached blocks freed."""
         return self.held_bytes()
 
     def _look(self) -> Usage:

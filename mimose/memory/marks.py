@@ -85,7 +85,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     A storage counts when an operator *made* it: not when the operator's result is a
     view, a detached alias or an in-place result of one of its arguments. It stops
-    counting when it is freed. Memory that an operator takes and gives back inside
+    counting when it is freed. Memory that an operator takes and frees inside
     itself is not seen.
 
     Attributes:
@@ -169,7 +169,7 @@ class Reading(NamedTuple):
 
     held_bytes: dict[str, float]
     """By action: what would stay alive from the call's end to its backward. A call that
-    is counted in full tells of keeping and of recomputing; others show in their own."""
+    is counted in full shows keeping and recomputing; others show in their own."""
     flops: int
     early_flops: int
     """Of these, what a recomputation runs that stops once nothing more is saved."""
@@ -465,7 +465,7 @@ class Trace:
 def analyse(marks: Sequence[Mark], calls: Sequence[Measured], menu: Menu) -> StepSample:
     """Turn a step's marks into samples of its segments.
 
-    What a call holds after its exit is what was counted, and 0 where nobody has; what
+    What a call holds after its exit is what was counted, and 0 where nothing was; what
     the level says beyond that is counted to the gap behind it, so that all nets add up.
 
     Args:

@@ -93,7 +93,7 @@ class Meter(abc.ABC):
         return Reading(self.live_bytes(), self.peak_bytes())
 
     def held_bytes(self) -> int:
-        """Return what counts against a budget now, free blocks given back."""
+        """Return what counts against a budget now, cached blocks freed."""
         return self.settled_bytes(0)
 
     def taken_bytes(self) -> int | None:
@@ -101,7 +101,7 @@ class Meter(abc.ABC):
         return None
 
     def release(self) -> None:
-        """Give back what is held for the sake of readings, as a session ends."""
+        """Free what is held for the sake of readings, as a session ends."""
         return
 
     def total_bytes(self) -> int | None:
@@ -261,7 +261,7 @@ class AllocatorMeter(Meter):
         self._reserved_peak_bytes = self._allocated_peak_bytes = 0
 
     def held_bytes(self) -> int:
-        """Return the bytes reserved, once free blocks are given back."""
+        """Return the bytes reserved, once cached blocks are freed."""
         torch.accelerator.empty_cache()
         return self._look().reserved_bytes
 

@@ -1,7 +1,7 @@
 """Memory that ran out: which errors say so, and what holds it.
 
 Note: [Out of memory]
-Libraries that allocate by themselves say in words of their own that they could not.
+Libraries that allocate by themselves say in other words that they could not.
 Two say it indirectly, and are counted: torch tries cuDNN's engines one after the other,
 takes no notice of those that ran out of memory, and then says that it was unable to
 find one; and `cublasCreate` says CUBLAS_STATUS_NOT_INITIALIZED where the device has no

@@ -1,11 +1,11 @@
 """The budget, against what the process holds of its device.
 
-Note: [Level and footprint]
-Plans are made for a *level*: the bytes that a step's tensors hold, which a model of
-memory can predict to the byte. The budget is about the *footprint*: what the process
-takes from the device. On a CPU both are the resident set. On an accelerator the level
-is requested bytes and the footprint reserved bytes: the allocator's segments, whose
-free parts no other process gets. A budget on what tensors hold was kept once while the
+Note: [Requested and reserved bytes]
+Plans are made for the *level*: the bytes that a step's tensors hold, which a model of
+memory can predict to the byte. The budget is about what the process takes from the
+device. On a CPU both are the resident set. On an accelerator the level is requested
+bytes, and the budget limits reserved bytes: the allocator's segments, whose free parts
+no other process gets. A budget on what tensors hold was kept once while the
 process ran out of memory: 1,181 MiB allocated, 1,376 reserved.
 
 Note: [The wall]
@@ -59,7 +59,7 @@ class OptimizerWatch:
 
     Args:
         model: The model.
-        footprint: Its wall falls before each optimizer step that is in no backward.
+        memory_limit: Its wall falls before each optimizer step that is in no backward.
         on_step: Called then.
         on_stepped: Called behind each step of an optimizer of the model's.
 
@@ -154,7 +154,7 @@ _EXPANDABLE_PRIOR = 1.08
 
 
 class MemoryLimit:
-    """The level is the footprint: a process's resident set, or a user's meter.
+    """The level is what the budget limits: the resident set, or a user's meter.
 
     Args:
         meter: Reads the level.
@@ -162,7 +162,7 @@ class MemoryLimit:
 
     Attributes:
         budget_bytes: The budget: the one place where it is held.
-        peak_bytes: The highest footprint seen.
+        peak_bytes: The highest reading of what the budget limits.
         has_wall: Whether something can be made to keep the budget.
     """
 
@@ -174,7 +174,7 @@ class MemoryLimit:
         self._limit = LearnedLimit()
         """The most to plan for, where memory ran out below the budget."""
         self._limits = {_scale(budget_bytes): self._limit}
-        """By the scale of the budget: what ran out in small ones tells of no other."""
+        """By the scale of the budget: limits of small ones say nothing of others."""
         meter.reset_peak()
         self.peak_bytes = meter.live_bytes()
         self._is_closed = False
@@ -205,7 +205,7 @@ class MemoryLimit:
         return Peaks(peak)
 
     def note_level(self, level_bytes: int) -> None:
-        """Take in the highest level of a step, from readings of its own."""
+        """Take in the highest level of a step, from its readings."""
         self.peak_bytes = max(self.peak_bytes, level_bytes)
 
     def begin(self, slack_bytes: float) -> tuple[int, Peaks]:
@@ -218,7 +218,7 @@ class MemoryLimit:
         return self._meter.settled_bytes(slack_bytes), peaks
 
     def highest_bytes(self) -> int:
-        """Return the highest footprint of the session."""
+        """Return the session's highest reading of what the budget limits."""
         if not self._is_closed:
             self.fold()
         return self.peak_bytes
@@ -266,7 +266,7 @@ class MemoryLimit:
             self._limit.ran_out(self._meter.peak_bytes())
 
     def summary(self) -> dict[str, Any]:
-        """Return the fields of a `Summary` that only some footprints know."""
+        """Return the fields of a `Summary` that only an allocator's limit has."""
         return {}
 
     def state_dict(self) -> dict[str, Any]:
@@ -274,7 +274,7 @@ class MemoryLimit:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what another footprint was taught.
+        """Take over what another limit has learned.
 
         Args:
             state: What ``state_dict`` returned.
@@ -307,7 +307,7 @@ class ReservedMemoryLimit(MemoryLimit):
         self.peak_bytes = self._usage.reserved_bytes
 
     def note_level(self, level_bytes: int) -> None:
-        """Do nothing: the level is not the footprint."""
+        """Do nothing: the budget limits reserved bytes, not the level."""
 
     def move(self, budget_bytes: int) -> None:
         """Take another budget; free the cached blocks that lie above it.
@@ -392,7 +392,7 @@ class ReservedMemoryLimit(MemoryLimit):
     def observe(self) -> None:
         """Record that a step's backward has ended without an error.
 
-        An out-of-memory before that was caught by somebody who went on: cuDNN, for one,
+        An out-of-memory before that was caught by code that went on: cuDNN, for one,
         tries an engine with a smaller workspace then.
         """
         super().observe()
@@ -453,7 +453,7 @@ def _scale(budget_bytes: int) -> int:
 def make_memory_limit(
     meter: Meter, budget_bytes: int, *, has_wall: bool
 ) -> MemoryLimit:
-    """Return the footprint that a meter can tell.
+    """Return the limit for what a meter reads.
 
     Args:
         meter: Reads the memory.

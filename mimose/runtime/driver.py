@@ -42,7 +42,7 @@ _NO_LAYER = "no layer was called"
 _NO_GRADIENTS = "layers that were planned for ran without gradients"
 _TRANSFORMED = (
     "the model was called inside a transform of torch.func (grad, vmap, jvp, …), whose "
-    "tensors have no memory of their own to plan: detach the session before, or call a "
+    "tensors have no memory to plan: detach the session before, or call a "
     "copy of the model that none is attached to"
 )
 

@@ -86,7 +86,7 @@ class Options:
     refine: bool = True
     """Whether a thread works beside training, and plans are refined."""
     host: Host | None = None
-    """Holds tensors on the host, within a budget of its own."""
+    """Holds tensors on the host, within a separate budget."""
     agree: Any = "auto"
     """Which ranks agree on what is recomputed: see `mimose.distributed.find_ranks`."""
 
@@ -356,7 +356,7 @@ class Engine:
             for name in _OF_THE_MODEL:
                 delattr(self, name)
 
-    # ------------------------------------------------------------------ telling
+    # ------------------------------------------------------------------ reporting
 
     @property
     def snapshot(self) -> Snapshot:

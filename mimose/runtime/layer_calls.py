@@ -135,7 +135,7 @@ class LayerCalls:
         self._findings.read = []
 
     def give_up(self) -> None:
-        """Let go of what the running forward has held for recomputations."""
+        """Free what the running forward has held for recomputations."""
         for _, given in self._findings.read:
             given.give_up()
 
@@ -263,7 +263,7 @@ class LayerCalls:
             part=step.part,
         )
         index = trace.enter(measured)
-        # Where it is kept by choice, other steps have told what it holds.
+        # Where it is kept by choice, other steps have shown what it holds.
         probe = None
         if not is_free:
             probe = Probe(trace, index, self._gauge(layer, args, kwargs), inputs)
@@ -343,7 +343,7 @@ class _LayerPatch(Patch):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call: most often the layer is kept, and only its own forward runs."""
         layer, calls = self._layer, self._calls
-        if is_traced():  # by somebody who compiles it after attach
+        if is_traced():  # by code that compiles it after attach
             return calls.untraced(self, *args, **kwargs)
         if calls.step is None or self.is_removed:
             return self.original(*args, **kwargs)
@@ -356,7 +356,7 @@ class _LayerPatch(Patch):
 def estimated_flops(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> int:
-    """Return about what a forward computes whose operators nobody can watch.
+    """Return about what a forward computes whose operators cannot be watched.
 
     That is two FLOPs for each weight of a matrix and each row of the largest input.
 

@@ -56,7 +56,7 @@ class LossByRows:
         return is_in_place and _is_theirs(self._original())
 
     def logit_bytes(self, n_labels: int) -> int:
-        """Return the bytes of the logits in float32; 0 where that cannot be told.
+        """Return the bytes of the logits in float32; 0 where that is not known.
 
         Args:
             n_labels: Of the step.
@@ -64,7 +64,7 @@ class LossByRows:
         return 4 * n_labels * self._n_classes if self.can_go_by_rows else 0
 
     def remove(self) -> None:
-        """Give the model its own back, unless somebody has given it another."""
+        """Give the model its own back, unless the user has given it another."""
         self.is_on, state = False, vars(self._module)
         if state.get(_OWN) is self:
             del state[_OWN]

@@ -211,7 +211,7 @@ class Attempts:
 
 
 class TrainersStep:
-    """A step in somebody else's loop, run again where that takes no copy of anything.
+    """A step in another trainer's loop, run again where that takes no copy of anything.
 
     Unlike `Session.step` it saves random state alone, and leaves it to the session to
     undo the forward. So it is not run again where gradients were there before it, or

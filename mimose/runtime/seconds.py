@@ -3,7 +3,7 @@
 Note: [A step's seconds]
 A step lasts from the begin of its first forward to the end of its backward, and has a
 share of the optimizer's step: its windows share it. An accelerator's own events tell
-both, and are read when somebody asks: the host waits for nothing. On a CPU it is the
+both, and are read on request: the host waits for nothing. On a CPU it is the
 host's clock.
 
 They follow from the FLOPs of the layers' forwards, the bytes that these save (what
@@ -70,7 +70,7 @@ class Rates(NamedTuple):
 
 
 class StepSeconds:
-    """Times steps, and fits rates to them when somebody asks.
+    """Times steps, and fits rates to them on request.
 
     Args:
         device: Where the model is.
@@ -133,7 +133,7 @@ class StepSeconds:
         self._timed.append((self._optimizer_began, self.mark(), self._n_since))
         self._n_since, self._optimizer_began = 0, None
 
-    # ------------------------------------------------------------------ telling
+    # ------------------------------------------------------------------ reporting
 
     def _read(self) -> None:
         """Take in what the device has done by now."""

@@ -14,7 +14,7 @@ on an inner tensor alone) is not seen: its step closes without an observed peak.
 
 Note: [A window]
 The forwards that run before one backward are one step for memory: each holds what it
-holds until then. Each is a `Step` with a record of its own; what is planned, predicted,
+holds until then. Each is a `Step` with its record; what is planned, predicted,
 measured and learned is the window's. The first backward that ends closes the window. A
 later one through the same graphs only raises its recorded peaks, and the next window
 that begins so recomputes everything.
@@ -61,7 +61,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """All that the cost model, the policy and the records are told of a step."""
+    """All that the cost model, the policy and the records get of a step."""
 
     step_input: StepInput
     """What was known before it ran."""
@@ -90,7 +90,7 @@ class StepOutcome:
 def learn(engine: Engine, outcome: StepOutcome) -> None:
     """Tell the cost model, the policy and the records how a step came out.
 
-    Nobody else changes what is known.
+    Only they change what is known.
 
     Args:
         engine: The session's parts.
@@ -448,7 +448,7 @@ class Step:
         return self.record()
 
     def record(self) -> StepRecord:
-        """Return what can be told of the step by now."""
+        """Return what is known of the step by now."""
         growth, peaks = self.growth_bytes, self.window.peaks
         chosen, found = self.decision.chosen, self._calls
         actions, flops = tuple(self._unplanned), self.flops
@@ -495,7 +495,7 @@ class Steps:
         n_begun: Forwards begun so far.
         open: Those whose forward has ended, up to the end of their backward.
         retained: The outputs of the last step, or what the user holds of them.
-        is_shared: Whether nobody can plan the step that the forward that begins is of.
+        is_shared: Whether the step that this forward belongs to cannot be planned.
         releases: Whether the user lets a step's outputs go before the next backward.
     """
 
@@ -519,7 +519,7 @@ class Steps:
     def begin(self) -> Window | None:
         """Close the steps that get no backward any more: another forward begins.
 
-        Inside a backward none whose backward has begun is closed: somebody runs a
+        Inside a backward none whose backward has begun is closed: user code runs a
         forward in it.
 
         Returns:
@@ -665,7 +665,7 @@ class Steps:
         if self._window is window:
             self._window = None
         if step.has_wall:
-            # Somebody may have run an evaluation, or another optimizer, meanwhile.
+            # The user may have run an evaluation, or another optimizer, meanwhile.
             self._memory_limit.raise_wall()
         # Come after who has been called since: FSDP2 reduces what is left there.
         queue_callback(partial(queue_callback, partial(self._end_backward, window)))

@@ -34,7 +34,7 @@ class Ahead:
 
     Which steps follow a batch is learned from those that did: each of a step's sizes is
     one of its batch's, or has always been the same. What follows no such rule is
-    planned for as it comes.
+    planned for when it runs.
 
     Args:
         policy: Makes the plans.
@@ -189,7 +189,7 @@ class ShapesToCome:
     def expect(
         self, shapes: Iterable[Mapping[str, int]], table: SizeTable | None
     ) -> None:
-        """Take shapes in place of those told before.
+        """Take shapes in place of those given before.
 
         Args:
             shapes: Sizes by name, each at least 1.

@@ -31,7 +31,7 @@ _NOT_FOR_ALL = ("sdpa", "offload")
 _REPEATS_TO = 2**20
 """Bytes: what a process holds on a CPU is not known better."""
 _NOTHING = 0.01
-"""A difference of throughput that nobody cares for."""
+"""A difference of throughput that does not matter."""
 _DEVIATIONS = 2.0
 """Standard errors of a ratio that two methods have to be apart."""
 _LEAST_POINTS = 2
@@ -81,8 +81,8 @@ class Model:
     parts: int
     """Into which each batch is cut: only their multiples are batches."""
     is_fitted: bool
-    """Whether seconds follow the fit. Else they are told between readings alone: no
-    line explains them, or plans of the one memory made them."""
+    """Whether seconds follow the fit. Else they are predicted between readings alone:
+    no line explains them, or plans of the one memory made them."""
 
     @property
     def is_usable(self) -> bool:
@@ -91,7 +91,7 @@ class Model:
 
     @property
     def farthest(self) -> float:
-        """The largest batch of which seconds may be told."""
+        """The largest batch of which seconds may be predicted."""
         if not self.is_fitted:
             return self.sizes[-1]
         return math.floor(REACH * min(self.fitted.memory.highest, self.sizes[-1]))
@@ -103,8 +103,8 @@ class Model:
     def best(self, memory_bytes: float) -> Best:
         """Return the batch of the most samples a second, of those that fit.
 
-        Of those that were timed, the largest of which seconds may be told, and where
-        the fit turns.
+        Of those that were timed, the largest of which seconds may be predicted, and
+        where the fit turns.
         """
         largest = min(self.largest_batch(memory_bytes), self.farthest)
         largest = largest // self.parts * self.parts
@@ -121,7 +121,7 @@ class Model:
     def step_seconds(self, batch: float, memory_bytes: float) -> float:
         """Return the seconds of a step.
 
-        Infinite where it does not fit, nan where nobody knows.
+        Infinite where it does not fit, nan where not known.
         """
         if not self.parts <= batch <= self.largest_batch(memory_bytes):
             return math.inf
@@ -183,7 +183,7 @@ class MethodAdvice:
     why_not: str = ""
     """Why nothing is known of it; empty where something is."""
     fits: bool | None = None
-    """Whether the sample's batch does; None where nobody knows."""
+    """Whether the sample's batch does; None where not known."""
     largest_batch: float = math.nan
     """That fits; 0 where not one sample does, infinite where memory does not grow."""
     highest: float = 0.0
@@ -198,7 +198,7 @@ class MethodAdvice:
     interval: tuple[float, float] | None = None
     """Of the ratio."""
     verdict: str = ""
-    """``"raises"`` or ``"lowers"`` the best throughput; empty where nobody can say."""
+    """``"raises"`` or ``"lowers"`` the best throughput; empty where not known."""
     no_verdict: str = ""
     """Why not."""
 
@@ -215,13 +215,13 @@ class Choice:
     runner_up_batch: float
     runner_up_samples_per_second: float
     is_tie: bool
-    """Whether the two cannot be told apart."""
+    """Whether the two cannot be distinguished."""
     too_few: bool
     """Whether that is for too few timings, and not for their noise."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The method, and the one that cannot be told from it."""
+        """The method, and the one that cannot be distinguished from it."""
         return (self.name, self.runner_up) if self.is_tie else (self.name,)
 
 
@@ -479,7 +479,7 @@ def choose(
 ) -> Choice | None:
     """Choose by throughput among the methods that fit.
 
-    Plain training where nobody can tell it from the fastest: it needs no change.
+    Plain training where it is level with the fastest: it needs no change.
 
     Args:
         candidates: The methods; a rate of 0 or nan does not fit, or is not known.

@@ -61,8 +61,8 @@ def again(
         as_json_alone: Whether the answer is one line of JSON.
 
     Raises:
-        UsageError: The budget is relative to what nobody knows any more, or the file is
-            something else.
+        UsageError: The budget is relative to memory that is not known any more, or the
+            file is something else.
         OSError: A file cannot be read or written.
     """
     try:

@@ -40,7 +40,7 @@ from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.usage import UsageError
 
 Tell = Callable[[str, float], None]
-"""Is told what is going on, and the share that is done, from 0 to 1."""
+"""Takes what is going on, and the share that is done, from 0 to 1."""
 
 MORE = "give it more minutes"
 """How a reason ends that more time would mend."""
@@ -302,7 +302,7 @@ class Ladder:
             peak = reserved = measured.peak_bytes
             if plans:
                 peak = reserved = training.least_budget()
-            elif device.type != "cpu":  # free blocks of other sizes are none of its own
+            elif device.type != "cpu":  # free blocks of other sizes are not its blocks
                 torch.accelerator.empty_cache()
                 training.step(batch)
                 reserved = int(torch.accelerator.memory_reserved(device))
@@ -565,7 +565,7 @@ class Run:
 
     @property
     def pace(self) -> float | None:
-        """The machine's usual one; None where steps are told by the clock.
+        """The machine's usual one; None where the clock times steps.
 
         That is where the clock scatters less at most sizes: where others have the
         same core by turns, they hit a step or the little work, not both.
@@ -624,7 +624,7 @@ class Run:
             RunFailedError: It could not, or has died.
         """
         settings = self._settings
-        if not is_cpu(settings.device):  # each holds memory of its own on the device
+        if not is_cpu(settings.device):  # each holds memory on the device
             key = "all"
         if key not in self._children:
             known = [*sys.path, os.environ.get("PYTHONPATH", "")]  # a script's own too

@@ -53,7 +53,7 @@ class Method:
     def is_exact_for(self, model: nn.Module) -> bool:
         """Tell whether it is exact, of a model too whose layers compare samples.
 
-        That is batch norm, of those that can be told.
+        That is batch norm, of those that can be recognized.
         """
         mixes = any(isinstance(each, _BatchNorm) for each in model.modules())
         return self.is_exact and not (self.parts > 1 and mixes)
@@ -132,8 +132,8 @@ METHODS: Mapping[str, Method] = {
         ),
     )
 }
-"""By name, in the order in which they are measured and told: the last ones are left out
-for lack of time."""
+"""By name, in the order in which they are measured and reported: the last ones are left
+out for lack of time."""
 
 OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=_LEARNING_RATE),
@@ -186,7 +186,7 @@ class Training:
 
         Args:
             budget_bytes: For methods that plan.
-            meter: Where the session reads memory; None for one of its own.
+            meter: Where the session reads memory; None for its own.
 
         Raises:
             MimoseError: The model cannot be planned for, or needs more than the budget

@@ -60,7 +60,7 @@ def saved(model: nn.Module, sample: Any) -> Iterator[str]:
     if here:
         msg = (
             f"{type(here[0]).__name__} is defined in the script itself, where the "
-            f"measuring processes cannot import it: move it to a module of its own, or "
+            f"measuring processes cannot import it: move it to a separate module, or "
             f"{instead}"
         )
         raise UsageError(msg)

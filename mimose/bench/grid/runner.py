@@ -1,6 +1,6 @@
 """Running the grid: all strategies of a workload take turns on the same batches.
 
-Each strategy, at each budget it heeds, trains in a process of its own, with the same
+Each strategy, at each budget it heeds, trains in a separate process, with the same
 weights, batches, threads and allocator settings. They take turns by a few steps each,
 in an order that rotates, so that whatever else the machine does meets all of them.
 Then FLOPs are counted where a strategy does not tell them, and those that are to meet a
@@ -135,7 +135,7 @@ class GridSettings(RunSettings):
     steps: int = 60
     """Measured steps a cell."""
     warm_up: int = 12
-    """Steps before them, told apart: for learning, and for caches to fill."""
+    """Steps before them, apart: for learning, and for caches to fill."""
     scale: str = "tiny"
     dtype: str = "float32"
     trace: tuple[Sizes, ...] = ()
@@ -217,7 +217,7 @@ def raise_if_impossible(settings: GridSettings, workload: str) -> None:
     if own.trace is None and not settings.trace:
         names = ",".join(own.sizes)
         msg = (
-            f"{own.name} has no lengths of its own, and what is best depends on them: "
+            f"{own.name} has no lengths, and what is best depends on them: "
             f"give those you train on, with --lengths mine.csv, a file with the line "
             f"'{names}' and then a line of numbers for each batch"
         )
@@ -225,7 +225,7 @@ def raise_if_impossible(settings: GridSettings, workload: str) -> None:
 
 
 class WorkloadRun:
-    """All strategies on one workload; `on_step` is told the cell before each step."""
+    """All strategies on one workload; `on_step` takes the cell before each step."""
 
     def __init__(
         self,

@@ -70,7 +70,7 @@ class Facts(NamedTuple):
     phase: str = ""
     predicted_growth_bytes: float | None = None
     recomputed_flops: int | None = None
-    """None where it cannot tell: then it is counted in a step of its own."""
+    """None where not known: then it is counted in a separate step."""
     plan_seconds: float = 0.0
     cache_hit: bool = False
     retries: int = 0
@@ -83,7 +83,7 @@ class Applied:
     """A strategy at work on a model; by default it does nothing."""
 
     budget_bytes: int | None = None
-    """What it was told; None if it was told nothing."""
+    """Its setting; None if it has none."""
 
     def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return an iterator of the same batches, for strategies that look ahead."""
@@ -175,7 +175,7 @@ def _session(
 
 
 _MOST_PASSES = 16
-"""Over all sizes, or the longest, to learn beforehand."""
+"""Over all sizes, or the longest, to learn before."""
 
 
 def _static(setup: Setup, actions: _Actions = WHOLE_LAYERS) -> Planner:
@@ -207,7 +207,7 @@ def _told(
     make_planner: Callable[[Setup], Callable[[int], Planner]],
     actions: tuple[str, ...] = WHOLE_LAYERS,
 ) -> Callable[[Setup], Applied]:
-    """Return what attaches a session that has learned on every size beforehand.
+    """Return what attaches a session that has learned on every size before.
 
     The planner is made with the budget, which what learning has left held is part of.
     """
@@ -216,7 +216,7 @@ def _told(
         planner = make_planner(setup)
         name = "-".join(actions)
         path = setup.shared / f"learned-{name}-{setup.headroom_bytes}.json"
-        with FileLock(path.with_suffix(".lock")):  # another may be told the same
+        with FileLock(path.with_suffix(".lock")):  # another may get the same
             if not path.exists():
                 path.write_text(json.dumps(_learned(setup, actions)), "utf-8")
             learned = json.loads(path.read_text("utf-8"))
@@ -453,7 +453,7 @@ STRATEGIES: Mapping[str, Strategy] = {
         Strategy("every-2", "recompute every second layer", _session("every-2")),
         Strategy("static", "one plan, for the longest batch", _session(_static), True),
         Strategy("mimose", "this library, a plan for each shape", _exact, True),
-        Strategy("oracle", "the optimum, told every batch", _oracle, True),
+        Strategy("oracle", "the optimum, with every batch known", _oracle, True),
         Strategy("static-menu", "static, finer actions", _static_menu, True),
         Strategy("mimose-menu", "mimose, with all exact actions", _fine, True),
         Strategy("oracle-menu", "oracle, finer", _oracle_menu, True),

@@ -53,7 +53,7 @@ class Workload:
     sizes: tuple[str, ...]
     """Names of the sizes that vary."""
     trace: SizeTrace | None
-    """None for a model of the user's own: nobody else knows its lengths, and which
+    """None for a model of the user's own: only the user knows its lengths, and which
     strategy suits it depends on little else."""
     is_synthetic: bool = True
     """Whether the trace is generated, not taken from real data."""
