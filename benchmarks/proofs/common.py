@@ -160,7 +160,7 @@ class Answer:
 
     @classmethod
     def begun(cls, path: Path, *, resume: bool) -> Answer:
-        """Return one whose rows are kept as they come, behind those that are there."""
+        """Return one whose rows are kept at once, behind those that are there."""
         return cls(path=path, rows=read(path) if resume and path.exists() else [])
 
     def add(

@@ -14,7 +14,8 @@ that does not fit either, they compute the loss in chunks besides (a session who
 recompute every layer). Of c, all steps are trained from the first on, and an
 out-of-memory error anywhere counts. Sessions run forward and backward by
 `Session.step`, as trainers do: a step that runs out of memory is run again and
-reported. Rates are those of the card's clock, optimizer steps included, after the first steps.
+reported. Rates are those of the card's clock, optimizer steps included, after the
+first steps.
 
     python -m benchmarks.fill
     python -m benchmarks.fill --places t5-large-24 --parts c --resume
@@ -47,7 +48,7 @@ OPTIONS = (
 
 
 def ask(settings: Settings, options: Options) -> Answer:
-    """Run what is asked for; each row is kept as it comes."""
+    """Run what is asked for; each row is kept at once."""
     answer = Answer.begun(settings.out / "fill.csv", resume=options.resume)
     for place in options.places:
         for part in options.parts:

@@ -15,8 +15,8 @@ oneDNN keeps code for GELU by shape, some 70 KiB a length (none of it stays wher
 session begins. What is held between steps is printed every hundred steps, with a bar.
 
 What an exchange takes is printed twice: in training, where the rank that is ahead waits
-in it for the other one (as it would in the next weights' gathering), and by itself, when
-both begin at the same time.
+in it for the other one (as it would in the next weights' gathering), and by itself,
+when both begin at the same time.
 """
 
 from __future__ import annotations

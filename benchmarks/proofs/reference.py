@@ -4,8 +4,8 @@ Eight small models train on the simulated device that computes, under three budg
 two menus, and five large ones on the hollow card. Segments of the small ones can grow:
 those of fixed size are as large as what they hold. The plan, the peak and the loss of
 every step, and the virtual times, are compared with `reference.json` beside this file,
-and each difference is listed. ``--update`` writes that file anew: a difference is meant,
-and named in the commit, or a fault.
+and each difference is listed. ``--update`` writes that file anew: a difference is
+meant, and named in the commit, or a fault.
 
     python -m benchmarks.proofs reference
     python -m benchmarks.proofs reference --models gpt2 --no-times

@@ -43,7 +43,7 @@ _PLACE = "workload", "gib", "expandable"
 
 
 def ask(settings: Settings, options: Options) -> Answer:
-    """Run what is asked for; each row is kept as it comes."""
+    """Run what is asked for; each row is kept at once."""
     answer = Answer.begun(settings.out / "scale.csv", resume=options.resume)
     rows = answer.rows
     for run in _runs(options):
