@@ -9,8 +9,9 @@ has changed, the samples that are left are cut into batches anew. So tables, and
 many batches were drawn by each, are all that it takes to draw an epoch again.
 
 Note: [The longest come second]
-A session knows nothing of sizes far beyond those measured. So the longest samples of
-each size are drawn as soon as a step teaches something, which the first does not.
+A session knows nothing of sizes far beyond those measured, nor of other rows where they
+did not vary. So the longest samples of each size are drawn as soon as a step teaches
+something, which the first does not, and then a batch of the most rows.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ _OF_DRAWN = 4
 """Tables are as many batches apart as this part of those that were drawn: what is known
 changes ever less, and to ask takes the host's time."""
 _DOUBLING = 0.03
-"""What a batch twice as large has to bring, at least, as a share of tokens a second."""
+"""What a batch twice as large has to bring, at least, as a share of tokens a second. So
+much its padding costs of pairs of lengths: T5-large's is 5.0% at 6,400 tokens a batch
+and 7.1% at 12,000, BERT-large's 0.4% and 0.7%."""
 _SAME = 0.002
 """The same of another number of rows than before."""
 _NEAR = 0.08
@@ -388,12 +391,23 @@ class BatchSampler(Sampler[list[int]]):
         if self._shuffle:
             rng = np.random.default_rng((self._seed, self.epoch, self.n_drawn))
             batches = [batches[i] for i in rng.permutation(len(batches))]
-        if table == []:  # Note: [The longest come second]
-            batches.sort(key=lambda batch: not self._is_longest[batch].any())
-            k = sum(bool(self._is_longest[batch].any()) for batch in batches)
-            batches = [*batches[k : k + n], *batches[:k], *batches[k + n :]]
+        if table == []:
+            batches = [batches[i] for i in self._telling(batches)]
         steps = [batches[i : i + n] for i in range(0, len(batches), n)]
         self._steps = steps[::-1]
+
+    def _telling(self, batches: Sequence[_Ints]) -> list[int]:
+        """Return the order in which batches teach most: Note: [The longest come second]
+
+        Args:
+            batches: In random order.
+        """
+        n, places = self._world_size, range(len(batches))
+        longest = [i for i in places if self._is_longest[batches[i]].any()]
+        others = [i for i in places if i not in longest]
+        widest = sorted(others[n:], key=lambda i: -len(batches[i]))[:n]
+        rest = [i for i in others[n:] if i not in widest]
+        return [*others[:n], *longest, *widest, *rest]
 
     def _cut(self) -> list[_Ints]:
         """Return batches of samples that follow each other in the order."""
@@ -542,8 +556,9 @@ class BatchSampler(Sampler[list[int]]):
         tokens = sum(lengths.values()) or 1
         most = min(self._max_rows or _GRID[-1], (self._max_tokens or math.inf) / tokens)
 
-        def ask(n: int, budget: int | None = None) -> Forecast:
-            return session.forecast({**dict.fromkeys(rows, n), **lengths}, budget)
+        def ask(n: int, budget: int | None = None, share: int = 1) -> Forecast:
+            own = {name: max(1, size // share) for name, size in lengths.items()}
+            return session.forecast({**dict.fromkeys(rows, n), **own}, budget)
 
         def score(at: int) -> float:
             """Return the logarithm of rows a second, less what they have to bring."""
@@ -560,13 +575,15 @@ class BatchSampler(Sampler[list[int]]):
         n = _GRID[at]
         if not ask(n).fits:
             return 0 if ask(n).fits is None else 1
-        if 1 < n < most and ask(_GRID[at + 1]).fits is None:
-            # All is recomputed where more rows were not measured: that grows by a line.
-            half, whole = (ask(each, 1).peak_bytes or math.inf for each in (n // 2, n))
-            more = max(1, n // 2)
-            peak = whole + more / (n - n // 2) * (whole - half)
-            if peak < _SAFE * session.budget:
-                return min(n + more, int(most))
+        if n < most and ask(_GRID[at + 1]).fits is None:
+            # All is recomputed where more rows were not measured: that grows by a line,
+            # and half of a row takes no more than half.
+            more, whole = max(1, n // 2), ask(n, 1).peak_bytes
+            half = ask(n // 2, 1).peak_bytes if n > 1 else ask(1, 1, 2).peak_bytes
+            if whole is not None and half is not None:
+                a_row = (whole - half) / (n - n // 2 if n > 1 else 0.5)
+                if whole + more * a_row < _SAFE * session.budget:
+                    return min(n + more, int(most))
         is_near = abs(n - old) < _NEAR * old and score(start) > _UNFIT
         return old if is_near else n
 
