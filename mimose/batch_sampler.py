@@ -397,7 +397,7 @@ class BatchSampler(Sampler[list[int]]):
         self._steps = steps[::-1]
 
     def _telling(self, batches: Sequence[_Ints]) -> list[int]:
-        """Return the order in which batches teach most: Note: [The longest come second]
+        """Return the order that teaches most: see Note: [The longest come second].
 
         Args:
             batches: In random order.
