@@ -27,6 +27,7 @@ import inspect
 import io
 import json
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
@@ -59,9 +60,21 @@ class _Parser(argparse.ArgumentParser):
         keeps_lines = argparse.RawDescriptionHelpFormatter
         super().__init__(formatter_class=keeps_lines, **texts)
 
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        """Parse; what a command does not know is its error, and not its parent's."""
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
+
     def error(self, message: str) -> NoReturn:
-        """Write the message, and end."""
-        self.exit(2, f"{self.prog}: {message}; see {self.prog} --help\n")
+        """Write the message with the nearest option or choice there is, and end."""
+        wrong = re.search(r"(?:arguments: |choice: ')([-\w]+)", message)
+        _, _, choices = message.partition("choose from")
+        known = [*self._option_string_actions, *re.findall(r"[-\w]+", choices)]
+        near = difflib.get_close_matches(wrong[1], known, 1) if wrong else []
+        hint = "".join(f"; did you mean {name}?" for name in near)
+        self.exit(2, f"{self.prog}: {message}{hint}; see {self.prog} --help\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

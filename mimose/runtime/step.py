@@ -121,13 +121,18 @@ def learn(engine: Engine, outcome: StepOutcome) -> None:
 
 def _note_over(engine: Engine, record: StepRecord) -> None:
     engine.policy.distrust_plans()
+    reached = format_bytes(record.highest_bytes or 0)
+    is_least = 0 < len(record.actions) == record.n_recomputed
     _log.warning(
-        "mimose: step %d reached %s, over the budget of %s (phase %s, %s)",
+        "mimose: step %d reached %s, over the budget of %s (phase %s, %s)%s",
         record.step,
-        format_bytes(record.highest_bytes or 0),
+        reached,
         format_bytes(record.budget_bytes),
         record.phase,
         dict(record.shape),
+        f", with everything recomputed: a budget of {reached} holds it"
+        if is_least
+        else "",
     )
 
 

@@ -41,6 +41,19 @@ def _expect_usage_error(error: str, capsys: _Output, *arguments: str | Path) -> 
     assert re.search(error, shown.err)
 
 
+@pytest.mark.parametrize(
+    ("written", "meant"),
+    [(["advise", "--budgett", "6GiB"], "--budget"), (["benhc"], "bench")],
+)
+def test_what_is_misspelt_is_named_as_it_is(
+    written: list[str], meant: str, capsys: _Output
+) -> None:
+    """An unknown option or command ends with the nearest one there is."""
+    with pytest.raises(SystemExit, match="2"):
+        main(written)
+    assert f"did you mean {meant}?" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("command", ["", *_COMMANDS])
 def test_help_has_examples_and_exit_statuses(command: str, capsys: _Output) -> None:
     """Each help shows lines to copy, tells what the statuses mean, and fits."""
