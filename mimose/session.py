@@ -56,6 +56,7 @@ from mimose.types import StepInput
 _log = logging.getLogger(__name__)
 
 _Batch = TypeVar("_Batch")
+_Result = TypeVar("_Result")
 
 
 def attach(
@@ -298,7 +299,7 @@ class Session:
         """
         return self._engine.memory_limit.highest_bytes()
 
-    def step(self, closure: Callable[[], Any]) -> Any:
+    def step(self, closure: Callable[[], _Result]) -> _Result:
         """Run a forward and its backward; again, from the start, if they fail.
 
         Running out of memory in backward cannot be hidden from a user's loop. This

@@ -2,6 +2,9 @@
 
 import inspect
 import pickle
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 
@@ -26,6 +29,23 @@ def test_every_exception_is_exported():
     }
     assert public <= set(mimose.__all__)
     assert all(issubclass(getattr(mimose, name), mimose.MimoseError) for name in public)
+
+
+@pytest.mark.slow
+def test_a_users_program_is_typed():
+    """Under `mypy --strict` it needs no stubs, and a wrong type is found."""
+    pytest.importorskip("mypy")
+    path = Path(__file__).parent / "fixtures" / "users_program.py"
+    wrong = path.read_text(encoding="utf-8").replace("peak: int", "peak: str")
+    for program, code, said in ((path, 0, "Success"), (wrong, 1, '"int", variable')):
+        given = [str(program)] if code == 0 else ["-c", program]
+        ran = subprocess.run(
+            [sys.executable, "-m", "mypy", "--strict", *given],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert (code, True) == (ran.returncode, said in ran.stdout), ran.stdout
 
 
 @pytest.mark.parametrize(
