@@ -50,7 +50,13 @@ from mimose.report.columns import terminal_width
 from mimose.runtime.engine import Options, make_engine, raise_if_attached
 from mimose.runtime.retry import Attempts, saved_gradients
 from mimose.runtime.watched import watched
-from mimose.state import describe, plain, raise_if_of_another
+from mimose.state import (
+    describe,
+    plain,
+    raise_if_damaged,
+    raise_if_of_another,
+    sealed,
+)
 from mimose.types import StepInput
 
 _log = logging.getLogger(__name__)
@@ -471,7 +477,7 @@ class Session:
         are not part of it: a new one takes about a millisecond.
         """
         of = self._of if self._model is None else self._description(self._model)
-        return plain({"of": of, **self._engine.state_dict()})
+        return sealed(plain({"of": of, **self._engine.state_dict()}))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take over what another session learned, in place of what this one has.
@@ -489,10 +495,11 @@ class Session:
             MimoseError: The session was detached.
         """
         raise_if_of_another(state, self._description(self._raise_if_detached()))
+        raise_if_damaged(state)
         before = self.state_dict()
         try:
             self._engine.load_state_dict(state)
-        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        except Exception as error:  # somebody has made it by hand
             self._engine.load_state_dict(before)
             msg = f"the state is damaged: {type(error).__name__}: {error}"
             raise StateMismatchError(msg) from error

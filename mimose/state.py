@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -11,8 +12,10 @@ from torch import nn
 
 from mimose.exceptions import StateMismatchError
 
-VERSION = 6
+VERSION = 7
 """Of the format. Another one is refused: learning anew takes ten steps."""
+
+_DIGEST = "digest"
 
 
 def describe(
@@ -57,6 +60,42 @@ def plain(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     found: dict[str, Any] = json.loads(json.dumps(state))
     return found
+
+
+def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state with a digest of all that is in it.
+
+    Args:
+        state: As `plain` returns it.
+    """
+    return {**state, _DIGEST: _digest(state)}
+
+
+def raise_if_damaged(state: Mapping[str, Any]) -> None:
+    """Refuse a state that is not as it was saved.
+
+    Numbers that were changed would be believed, and some later step would fail.
+
+    Args:
+        state: What `sealed` returned, or what came back from a file.
+
+    Raises:
+        StateMismatchError: A part is missing, was cut short or is another.
+    """
+    own = {name: value for name, value in state.items() if name != _DIGEST}
+    try:
+        is_whole = state.get(_DIGEST) == _digest(own)
+    except (TypeError, ValueError, RecursionError):  # it is not JSON
+        is_whole = False
+    if not is_whole:
+        msg = "the state is damaged: it is not what Session.state_dict() returned"
+        raise StateMismatchError(msg)
+
+
+def _digest(state: Mapping[str, Any]) -> str:
+    numbers = json.loads(json.dumps(state), parse_int=float)  # 1 is 1.0 in some files
+    text = json.dumps(numbers, sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()
 
 
 def raise_if_of_another(state: object, mine: Mapping[str, Any]) -> None:

@@ -189,6 +189,7 @@ class _Training:
 
     def _begin(self) -> None:
         weights, state, learned = self._saved
+        _sim().empty_cache()  # an allocator looks at its limit for a new segment only
         self.model = Model().to(SIM)
         self.model.load_state_dict(weights)
         self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=1e-2)
