@@ -55,13 +55,15 @@ class LossByRows:
         is_in_place = vars(self._module).get(_OWN) is self
         return is_in_place and _is_theirs(self._original())
 
-    def logit_bytes(self, n_labels: int) -> int:
-        """Return the bytes of the logits in float32; 0 where that is not known.
+    def large_logits(self, n_labels: int, least_bytes: float) -> int:
+        """Return the bytes of the logits in float32; 0 where they are small.
 
         Args:
             n_labels: Of the step.
+            least_bytes: Of large ones.
         """
-        return 4 * n_labels * self._n_classes if self.can_go_by_rows else 0
+        n_bytes = 4 * n_labels * self._n_classes
+        return n_bytes if n_bytes >= least_bytes and self.can_go_by_rows else 0
 
     def remove(self) -> None:
         """Give the model its own back, unless the user has given it another."""
@@ -141,5 +143,5 @@ def large_logits(losses: Sequence[LossByRows], n_labels: int, budget_bytes: int)
         n_labels: Of the step.
         budget_bytes: The budget; 0 where the step has to take as little as can be.
     """
-    largest = max((loss.logit_bytes(n_labels) for loss in losses), default=0)
-    return largest if largest >= max(LEAST_BYTES, _LARGE * budget_bytes) else 0
+    least = max(LEAST_BYTES, _LARGE * budget_bytes)
+    return max((loss.large_logits(n_labels, least) for loss in losses), default=0)
