@@ -499,7 +499,7 @@ class Session:
         before = self.state_dict()
         try:
             self._engine.load_state_dict(state)
-        except Exception as error:  # somebody has made it by hand
+        except Exception as error:  # it may be made by hand
             self._engine.load_state_dict(before)
             msg = f"the state is damaged: {type(error).__name__}: {error}"
             raise StateMismatchError(msg) from error

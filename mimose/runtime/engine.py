@@ -217,6 +217,10 @@ class Engine:
         self.checks = BudgetChecks(model, self)
         self.calls = LayerCalls(model, self)
         self.steps = Steps(self)
+        self.has_planned = False
+        """Whether some step had a plan: the first gets a line in the log."""
+        self.n_over = 0
+        """Steps over their budget."""
         self.ahead = Ahead(self.policy, lambda: self.driver.memory_now())
         self.to_come = ShapesToCome(self.policy, self.learner, self.checks)
         self.driver = Driver(model, self)

@@ -110,6 +110,16 @@ def learn(engine: Engine, outcome: StepOutcome) -> None:
         engine.memory_limit.observe()
     if is_over and engine.plans:
         _note_over(engine, record)
+    if record.phase == "plan" and engine.plans and not engine.has_planned:
+        engine.has_planned = True
+        _log.info(
+            "mimose: plans are used from step %d on: %d of %d layer calls recomputed "
+            "(%s)",
+            record.step,
+            record.n_recomputed,
+            len(record.actions),
+            dict(record.shape),
+        )
     engine.policy.absorb(
         outcome.step_input,
         outcome.decision,
@@ -121,15 +131,20 @@ def learn(engine: Engine, outcome: StepOutcome) -> None:
 
 def _note_over(engine: Engine, record: StepRecord) -> None:
     engine.policy.distrust_plans()
+    engine.n_over += 1
+    if engine.n_over & (engine.n_over - 1):
+        return  # the 1st, 2nd, 4th, 8th … get a line
     reached = format_bytes(record.highest_bytes or 0)
     is_least = 0 < len(record.actions) == record.n_recomputed
     _log.warning(
-        "mimose: step %d reached %s, over the budget of %s (phase %s, %s)%s",
+        "mimose: step %d reached %s, over the budget of %s (phase %s, %s; %d over so "
+        "far)%s",
         record.step,
         reached,
         format_bytes(record.budget_bytes),
         record.phase,
         dict(record.shape),
+        engine.n_over,
         f", with everything recomputed: a budget of {reached} holds it"
         if is_least
         else "",
