@@ -30,9 +30,9 @@ nitpick_ignore_regex = [
         r"transformers|trainer_callback)\..*",
     ),
     (r"py:class", r"mimose\.planners\.problem\..*"),
-    (r"py:class", r"mimose\.(session\._Batch|micro_batches\.Batch)"),
+    (r"py:class", r"mimose\.(session\._(Batch|Result)|micro_batches\.Batch)"),
     (r"py:.*", r"(ArrayLike|Budget|Floats|Sizes|Tokenizer)"),
-    (r"py:class", r".*(NDArray|FloatArray|BoolArray|IntArray|UnitsSpec|Phase)\b.*"),
+    (r"py:class", r".*(NDArray|FloatArray|BoolArray|IntArray|LayersSpec|Phase)\b.*"),
 ]
 
 # In docstrings single backticks mean code.
