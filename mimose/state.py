@@ -68,7 +68,8 @@ def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
     Args:
         state: As `plain` returns it.
     """
-    return {**state, _DIGEST: _digest(state)}
+    own = {name: value for name, value in state.items() if name != _DIGEST}
+    return {**own, _DIGEST: _digest(own)}
 
 
 def raise_if_damaged(state: Mapping[str, Any]) -> None:
@@ -82,9 +83,8 @@ def raise_if_damaged(state: Mapping[str, Any]) -> None:
     Raises:
         StateMismatchError: A part is missing, was cut short or is another.
     """
-    own = {name: value for name, value in state.items() if name != _DIGEST}
     try:
-        is_whole = state.get(_DIGEST) == _digest(own)
+        is_whole = state.get(_DIGEST) == sealed(state)[_DIGEST]
     except (TypeError, ValueError, RecursionError):  # it is not JSON
         is_whole = False
     if not is_whole:

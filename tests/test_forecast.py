@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import mimose
+from mimose.state import sealed
 
 LENGTHS = [20, 48, 33, 27, 41, 64, 52, 36, 24, 58, 44, 30, 61, 39, 25, 50]
 
@@ -83,7 +84,8 @@ def test_a_loaded_state_is_asked_before_the_first_step(toys, session, meter):
         with pytest.raises(mimose.MimoseError, match="no step was run yet"):
             other.forecast({"x.0": 50})
         state = session.state_dict()
-        other.load_state_dict({**state, "start_bytes": state["start_bytes"] + 5000})
+        state["start_bytes"] += 5000
+        other.load_state_dict(sealed(state))
         forecast = other.forecast({"x.0": 50}, budget="1GiB")
         assert forecast.fits
         assert 0 < other.largest({}, vary="x.0") <= session.largest({}, vary="x.0")
