@@ -299,7 +299,7 @@ def fill_budget(
                 rank=self.args.process_index,
                 world_size=self.args.world_size,
             )
-            return DataLoader(
+            return _Unsized(
                 own.dataset,
                 batch_sampler=sampler,
                 collate_fn=own.collate_fn,
@@ -313,6 +313,18 @@ def fill_budget(
 
     Filling.__name__ = Filling.__qualname__ = f"Filling{trainer_class.__name__}"
     return Filling
+
+
+class _Unsized(DataLoader[Any]):
+    """A loader whose epoch trainers run to its end.
+
+    Trainers of older transformers ask for its length once, and leave out what comes
+    behind that many batches.
+    """
+
+    def __len__(self) -> int:
+        msg = "how many batches an epoch has is known at its end"
+        raise TypeError(msg)
 
 
 def _raise_if_unfillable(trainer: Any, loader: Any) -> None:
