@@ -3,7 +3,6 @@
 import dataclasses
 import inspect
 import json
-from inspect import signature
 from typing import ClassVar
 
 import pytest
@@ -337,7 +336,7 @@ def test_checkpointing_that_nobody_asked_for(tmp_path):
     with pytest.raises(mimose.CheckpointingConflictError, match=complaint):
         callback.on_init_end(_OnByDefault(**options), None, None)
     names = {"activation_checkpointing", "gradient_checkpointing"}
-    for name in names & signature(_OnByDefault).parameters.keys():
+    for name in names & inspect.signature(_OnByDefault).parameters.keys():
         callback.on_init_end(_OnByDefault(**options, **{name: False}), None, None)
 
 
