@@ -23,6 +23,7 @@ import copy
 import faulthandler
 import gc
 import json
+import math
 import os
 import random
 import resource
@@ -612,9 +613,46 @@ def _room(job: _Training, share: float) -> int:
     """Return the room that a fault leaves: bare training is left a segment less.
 
     Recomputation frees and takes in another order, and the first one of a layer is
-    compared with its forward: in a toy's few segments it can take one more.
+    compared with its forward: in a toy's few segments it can take one more. Cached
+    blocks are freed: nobody can take what a process has reserved, and bare training,
+    which has reserved more, would live on that.
     """
+    _sim().empty_cache()
     return _between(share) - (_SEGMENT_BYTES if job.options is None else 0)
+
+
+class _Hang:
+    """Ends the process where a trial takes too long, and says where that is.
+
+    It counts seconds that it has slept: a machine that is suspended counts as one.
+    """
+
+    def __init__(self) -> None:
+        self._left = math.inf
+        self._thread: threading.Thread | None = None
+
+    def begins(self) -> None:
+        self._left = _HANG_SECONDS
+        if self._thread is None:
+            sleep = time.sleep  # not a clock that jumps
+            self._thread = threading.Thread(
+                target=self._watch, args=(sleep,), daemon=True
+            )
+            self._thread.start()
+
+    def ends(self) -> None:
+        self._left = math.inf
+
+    def _watch(self, sleep: Callable[[float], None]) -> None:
+        while True:
+            sleep(1.0)
+            self._left -= 1.0
+            if self._left < 0:
+                faulthandler.dump_traceback()
+                os._exit(1)
+
+
+_hang = _Hang()
 
 
 @contextlib.contextmanager
@@ -628,7 +666,7 @@ def ready(draw: random.Random) -> Iterator[Bench]:
         with torch.autograd.set_multithreading_enabled(False):
             yield Bench(draw)
     finally:
-        faulthandler.cancel_dump_traceback_later()
+        _hang.ends()
         signal.signal(signal.SIGINT, previous)
         sys.unraisablehook = hook
         mimose.worker.HUNG_SECONDS = before
@@ -674,7 +712,7 @@ class Bench:
 
     def trial(self, kind: type[_Fault] | None = None) -> dict[str, Any]:
         """Train bare and planned with the same fault; say what differs."""
-        faulthandler.dump_traceback_later(_HANG_SECONDS, exit=True)
+        _hang.begins()
         draw, batches, before = self._draw, self._batches(), _held()
         fault = (kind or draw.choice(_FAULTS))()
         fault.draw(draw)
@@ -720,7 +758,7 @@ class Bench:
         with mimose.attach(Model().to(SIM), **options) as session:
             before = session.state_dict()
             for end in range(0, len(self._learned), every):
-                faulthandler.dump_traceback_later(_HANG_SECONDS, exit=True)
+                _hang.begins()
                 state, notes = _mended(self._learned[:end]), []
                 try:
                     session.load_state_dict(state)

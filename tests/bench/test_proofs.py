@@ -88,7 +88,7 @@ _SMALLEST = {
     "tight": {"steps": 4},
     "plangap": {"problems": 6},
     "moving": {"steps": 30},
-    "faults": {"faults": 20, "every": 3000},
+    "faults": {"faults": 12, "every": 3000},
 }
 _OF_TIME_AND_SIZE = (
     *("CPU time, of", "ms of CPU", "margin at", "error p99", "worst error"),

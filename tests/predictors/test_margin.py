@@ -37,6 +37,15 @@ def test_a_miss_is_answered_at_once_and_for_99_steps():
     assert 0.5 == pytest.approx(feed(margin, [40.0]).share)
 
 
+@pytest.mark.parametrize("predicted", [0.0, -5.0, float("inf"), float("nan")])
+def test_what_was_no_prediction_teaches_nothing(predicted):
+    """Neither a miss nor the end of the first doubt follows from it."""
+    margin = SafetyMargin()
+    margin.observe(predicted, 1000.0)
+    assert SafetyMargin().share == margin.share
+    assert 0.0 == margin.largest(0.0)
+
+
 @pytest.mark.parametrize("kind", ["normal", "heavy", "uniform"])
 def test_coverage(kind):
     """In the long run few observations are above the margin, whatever they follow."""
@@ -94,6 +103,7 @@ def test_an_allowance_is_the_largest_gap_of_the_last_large_steps():
     assert _taught([]).value == 1.25
     assert _taught([], prior=1.08).value == 1.08
     assert _taught([0.0] * 7).value == 1.25
+    assert _taught([0.0] * 8).value == 1.02
     assert _taught([32.0]).value == pytest.approx(1.4)
     assert _taught([24.0, *[8.0] * 15]).value == pytest.approx(1.3)
     assert _taught([24.0, *[8.0] * 16]).value == pytest.approx(1.1)
