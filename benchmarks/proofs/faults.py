@@ -614,7 +614,7 @@ def _room(job: _Training, share: float) -> int:
 
     Recomputation frees and takes in another order, and the first one of a layer is
     compared with its forward: in a toy's few segments it can take one more. Cached
-    blocks are freed: no other process gets what a process has reserved, and bare training,
+    blocks are freed: no other process gets what one has reserved, and bare training,
     which has reserved more, would live on that.
     """
     _sim().empty_cache()
