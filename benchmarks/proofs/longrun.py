@@ -146,11 +146,11 @@ def _tiny(task: Mapping[str, Any]) -> Iterator[mimose.Session]:
     device: Any = torch.get_device_module(SIM)
     device.set_hollow(device.CARDS["h100"])
     draw = random.Random(task["seed"])
-    model = faults.Model(_BLOCKS).to(SIM)
+    model = faults.model(_BLOCKS).to(SIM)
     optimizer = torch.optim.AdamW(model.parameters())
 
     def step(rows: int, *, broken: bool = False) -> None:
-        loss = model(torch.empty(rows, faults.WIDTH, device=SIM))
+        loss = model(torch.empty(rows, faults.WIDTH, device=SIM)).square().mean()
         if broken:
             raise _Broken
         loss.backward()

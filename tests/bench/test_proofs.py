@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import importlib
+import itertools
 import json
 
 import pytest
@@ -13,6 +14,7 @@ pytest.importorskip("transformers")
 
 from benchmarks.proofs import (
     common,
+    faults,
     hard,
     models,
     plangap,
@@ -88,7 +90,7 @@ _SMALLEST = {
     "tight": {"steps": 4},
     "plangap": {"problems": 6},
     "moving": {"steps": 30},
-    "faults": {"faults": 12, "every": 3000},
+    "faults": {"faults": 12, "every": 3000, "resume": False},
 }
 _OF_TIME_AND_SIZE = (
     *("CPU time, of", "ms of CPU", "margin at", "error p99", "worst error"),
@@ -100,7 +102,7 @@ _OF_TIME_AND_SIZE = (
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", _SMALLEST)
-def test_each_runs(sim, name, monkeypatch):
+def test_each_runs(sim, name, monkeypatch, tmp_path):
     """Rows and bars come of a small model in few steps; what must hold, holds."""
     proof = importlib.import_module(f"benchmarks.proofs.{name}")
     monkeypatch.setattr(
@@ -118,7 +120,8 @@ def test_each_runs(sim, name, monkeypatch):
 
     where = "cpu" if name in ("stepcost", "hard") else "sim"
     sim.set_expandable_segments(True)  # segments of 20 MiB are coarse here
-    answer = proof.ask(Settings(device=where), argparse.Namespace(**_SMALLEST[name]))
+    settings = Settings(device=where, out=tmp_path)
+    answer = proof.ask(settings, argparse.Namespace(**_SMALLEST[name]))
 
     assert answer.rows
     assert answer.table
@@ -126,3 +129,26 @@ def test_each_runs(sim, name, monkeypatch):
     assert [] == [
         what for what in missed if not any(each in what for each in _OF_TIME_AND_SIZE)
     ]
+
+
+@pytest.mark.sim
+@pytest.mark.slow
+def test_faults_are_counted_until_a_run_is_stopped(sim, monkeypatch, tmp_path):
+    """What was tried is in the table and in the file; the next run goes on from it."""
+
+    def stopped(_module, task, _threads):
+        yield from itertools.islice(faults.work(task), 3)
+        raise KeyboardInterrupt
+
+    def ask(resume):
+        options = argparse.Namespace(faults=3, every=9000, resume=resume)
+        answer = faults.ask(Settings(device="sim", out=tmp_path), options)
+        return sum(line["trials"] for line in answer.table), answer.bars[0]
+
+    monkeypatch.setattr(common, "run_child", stopped)
+    (n_first, few), kept = ask(resume=False), common.read(tmp_path / "faults.csv")
+    monkeypatch.setattr(common, "run_child", lambda _m, task, _t: faults.work(task))
+    n_last, enough = ask(resume=True)
+
+    assert (3, 3, False) == (n_first, sum(row["trials"] for row in kept), few.holds)
+    assert n_last > n_first and enough.holds
