@@ -1,40 +1,42 @@
-"""What `attach` is given, checked once, at the door."""
+"""Checks the arguments of the public functions, once, where they come in."""
 
 from __future__ import annotations
 
 import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from torch import distributed, nn
 
 _GONE = {
-    "round_to": "round the sizes of your batches where they are made",
-    "max_records": "name a file for all records with record_to",
+    "round_to": "round the sizes of your batches where you make them",
+    "max_records": "use record_to to write all records to a file",
     "max_error": "compare losses with and without lossy actions",
-    "cost": "plans save the device's seconds as they are",
-    "hard_limit": "it is called wall now",
+    "cost": "leave it out, plans always save the device's time",
+    "hard_limit": "its name is wall now",
 }
-"""Arguments of earlier versions, and what to do in their place."""
+"""Arguments of earlier versions, and what to do instead."""
 
 
 def layers_of(
     attach: Callable[..., Any], layers: Any, others: Mapping[str, Any]
 ) -> Any:
-    """Return the layers to plan for, which may be given as ``units``.
+    """Return the layers to plan for, given as ``layers`` or ``units``.
 
     Args:
-        attach: `mimose.attach`, which lists the arguments that there are.
-        layers: As ``layers``.
-        others: Arguments by names that `mimose.attach` does not list.
+        attach: `mimose.attach`; its signature lists the known arguments.
+        layers: The argument ``layers``.
+        others: Arguments with other names.
 
     Raises:
-        TypeError: It has no such argument, or has both.
+        TypeError: There is no such argument, or both are given.
     """
     for name in others:
         if name in _GONE:
-            msg = f"attach has no argument {name!r} any more: {_GONE[name]}"
+            msg = f"attach no longer has an argument {name!r}: {_GONE[name]}"
             raise TypeError(msg)
         if name != "units":
             known = set(inspect.signature(attach).parameters)
@@ -43,16 +45,21 @@ def layers_of(
             msg = f"attach has no argument {name!r}{hint}"
             raise TypeError(msg)
     if layers is not None and "units" in others:
-        msg = "attach was given layers and units, which are the same: give one"
+        msg = "attach got both layers and units, which mean the same: give one of them"
         raise TypeError(msg)
     return others.get("units", layers)
 
 
-def check_choices(on_infeasible: str, cache_size: int) -> None:
-    """Make sure that the arguments that are plain values can be used.
+def check_choices(
+    on_infeasible: str,
+    cache_size: int,
+    record_to: object,
+    **switches: object,
+) -> None:
+    """Make sure that arguments with plain values have allowed ones.
 
     Raises:
-        ValueError: One cannot; the message has it, and what it may be.
+        ValueError: One has not; the message has the value, and what is allowed.
     """
     if on_infeasible not in ("raise", "warn"):
         msg = f"on_infeasible must be 'raise' or 'warn', got {on_infeasible!r}"
@@ -61,22 +68,32 @@ def check_choices(on_infeasible: str, cache_size: int) -> None:
     if not is_count or cache_size < 1:
         msg = f"cache_size must be an integer of at least 1, got {cache_size!r}"
         raise ValueError(msg)
+    for name, value in switches.items():
+        if not isinstance(value, bool):
+            msg = f"{name} must be True or False, got {value!r}"
+            raise ValueError(msg)
+    if record_to is None:
+        return
+    is_file = isinstance(record_to, (str, PathLike)) and bool(str(record_to))
+    if not is_file or Path(str(record_to)).is_dir():
+        msg = f"record_to must name a file, such as 'run.jsonl', got {record_to!r}"
+        raise ValueError(msg)
 
 
 def check_agree(agree: object) -> None:
-    """Make sure that ranks can agree as they are asked to.
+    """Make sure that ranks can agree in the given way.
 
     Raises:
-        TypeError: It is neither a word nor a group.
-        ValueError: It is another word, or a group that cannot carry the CPU's tensors,
-            or that this rank is no part of.
+        TypeError: `agree` is neither a text nor a process group.
+        ValueError: It is another text, a group that cannot carry tensors of the CPU, or
+            a group without this rank.
     """
     if agree is None or agree == "auto":
         return
     if not (distributed.is_available() and distributed.is_initialized()):
         msg = (
-            f"agree must be 'auto' or None as long as torch.distributed is not "
-            f"initialised, got {agree!r}"
+            f"agree must be 'auto' or None before "
+            f"torch.distributed.init_process_group(), got {agree!r}"
         )
         raise ValueError(msg)
     if isinstance(agree, str) or not isinstance(agree, distributed.ProcessGroup):
@@ -84,48 +101,49 @@ def check_agree(agree: object) -> None:
         raise ValueError(msg) if isinstance(agree, str) else TypeError(msg)
     if distributed.get_rank(agree) < 0:
         msg = (
-            f"agree: rank {distributed.get_rank()} is no part of the group that it was "
-            f"given; give each rank a group that it is in"
+            f"agree: rank {distributed.get_rank()} does not belong to the group that "
+            f"it got: give each rank a group of which it is a member"
         )
         raise ValueError(msg)
     config = str(distributed.get_backend_config(agree))
     if "cpu" not in config:
         msg = (
-            f"agree: the group is one of {config!r}, which carries no tensors of the "
-            f"CPU: give torch.distributed.new_group(backend='gloo')"
+            f"agree: the group's backend is {config!r}, which cannot send tensors of "
+            f"the CPU: give torch.distributed.new_group(backend='gloo')"
         )
         raise ValueError(msg)
 
 
 def check_watched(loader: object) -> None:
-    """Make sure that batches can be taken from a loader.
+    """Make sure that a loader is iterable.
 
     Raises:
-        TypeError: It cannot be iterated over.
+        TypeError: It is not.
     """
     if not hasattr(loader, "__iter__") and not hasattr(loader, "__getitem__"):
         msg = f"watch needs an iterable of batches, got {loader!r}"
         raise TypeError(msg)
 
 
-def check_shapes(shapes: Iterable[Mapping[str, int]]) -> list[Mapping[str, int]]:
-    """Return shapes that are given by name, as a list.
+def check_shapes(shapes: object) -> list[Mapping[str, int]]:
+    """Return shapes as a list of mappings.
 
     Raises:
-        TypeError: One is no mapping, or is not iterable.
-        ValueError: A size is no integer of at least 1.
+        TypeError: They are not iterable, or one is not a mapping.
+        ValueError: A size is not an integer of at least 1.
     """
     if isinstance(shapes, Mapping):
         msg = f"expect needs several shapes, such as [{dict(shapes)!r}], got one"
         raise TypeError(msg)
+    if not isinstance(shapes, Iterable):
+        msg = (
+            f"expect needs a list of shapes, such as [{{'input_ids.1': 512}}], got "
+            f"{shapes!r}"
+        )
+        raise TypeError(msg)
     listed: list[Any] = list(shapes)
     for shape in listed:
-        if not isinstance(shape, Mapping):
-            msg = (
-                f"expect needs shapes as mappings of names to sizes, such as "
-                f"{{'input_ids.1': 512}}, got {shape!r}"
-            )
-            raise TypeError(msg)
+        check_shape("expect: a shape", shape)
         for name, size in shape.items():
             if isinstance(size, bool) or not isinstance(size, int) or size < 1:
                 msg = f"expect: {name} must be an integer of at least 1, got {size!r}"
@@ -133,12 +151,26 @@ def check_shapes(shapes: Iterable[Mapping[str, int]]) -> list[Mapping[str, int]]
     return listed
 
 
-def raise_if_no_model(model: object) -> None:
-    """Make sure that there is a model.
+def check_shape(what: str, shape: object) -> None:
+    """Make sure that a shape maps names to sizes.
 
     Raises:
-        TypeError: It is something else.
+        TypeError: It is not a mapping.
+    """
+    if not isinstance(shape, Mapping):
+        msg = (
+            f"{what} must map names to sizes, such as {{'input_ids.1': 512}}, got "
+            f"{shape!r}"
+        )
+        raise TypeError(msg)
+
+
+def raise_if_no_model(model: object) -> None:
+    """Make sure that a model is a module.
+
+    Raises:
+        TypeError: It is not.
     """
     if not isinstance(model, nn.Module):
-        msg = f"a session needs a model, a torch.nn.Module, got {model!r}"
+        msg = f"model must be a torch.nn.Module, got {model!r}"
         raise TypeError(msg)

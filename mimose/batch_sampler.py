@@ -1,17 +1,18 @@
-"""Batches whose rows follow their lengths, as many as the budget pays for.
+"""Batches whose number of rows follows their lengths, to fill the memory budget.
 
 Note: [Rows by a table]
-How many rows train the most tokens a second is asked of `Session.forecast` at anchors,
-a few lengths that cover all. Between them what a row takes, its share of a batch, is
-taken to follow a line. It grows faster than any line where lengths grow, so that there
-are rather too few rows than too many. A table is asked for anew in each round; where it
-has changed, the samples that are left are cut into batches anew. So tables, and how
-many batches were drawn by each, are all that it takes to draw an epoch again.
+The sampler asks `Session.forecast` at a few lengths, the anchors, how many rows train
+the most tokens a second. Between two anchors it interpolates the inverse of the rows,
+one row's share of a batch, by a line. The true share is a convex function of the
+length, so the line gives too few rows rather than too many. The sampler makes a new
+table in each round. If the table has changed, it cuts the remaining samples into new
+batches. The tables, and the number of batches drawn with each, reproduce an epoch.
 
 Note: [The longest come second]
-A session knows nothing of sizes far beyond those measured, nor of other rows where they
-did not vary. So the longest samples of each size are drawn as soon as a step teaches
-something, which the first does not, and then a batch of the most rows.
+A session cannot predict sizes far beyond the measured ones, nor other numbers of rows
+before they have varied. So the sampler draws the longest samples early, and then a
+batch of the most rows. They come second because the first step of a session is not
+measured.
 """
 
 from __future__ import annotations
@@ -37,91 +38,102 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 
 _FEW = 8
-"""Rows without a limit and a session, and the most before anything is known."""
+"""Rows of a batch without a limit and a session; the most rows of the first batches."""
 _FIRST_ROWS = (1, 2, 4, 8)
-"""Rows by turns until something is known: what follows rows shows where they vary."""
+"""Rows of the first batches, in turn: costs per row are fitted only if rows vary."""
 _ROUND, _LONG_ROUND = 4, 64
-"""Batches between two tables, at least and at most."""
+"""The fewest and the most batches in a round."""
 _OF_DRAWN = 4
-"""Tables are as many batches apart as this part of those that were drawn: what is known
-changes ever less, and to ask takes the host's time."""
+"""A round has this fraction of all batches drawn so far: forecasts change less and
+less, and each table takes time of the host."""
 _DOUBLING = 0.03
-"""What a batch twice as large has to bring, at least, as a share of tokens a second. So
-much its padding costs of pairs of lengths: T5-large's is 5.0% at 6,400 tokens a batch
-and 7.1% at 12,000, BERT-large's 0.4% and 0.7%."""
+"""By this share a batch twice as large must raise the tokens a second. Padding of pairs
+of lengths costs about that: 5.0% of T5-large's tokens at 6,400 tokens a batch and 7.1%
+at 12,000; 0.4% and 0.7% of BERT-large's."""
 _SAME = 0.002
-"""The same of another number of rows than before."""
+"""By this share another number of rows must raise the tokens a second."""
 _NEAR = 0.08
-"""By such a share rows differ too little to cut what is left anew."""
+"""If rows change by less than this share, the sampler keeps the old number."""
 _UNFIT = -1e9
 _SAFE = 0.75
-"""Of the budget, what a batch half as large again as those known may take."""
+"""Share of the budget that a batch may be predicted to take if it is half as large
+again as the largest known one."""
 _LIKE, _LIKE_OF_SEVERAL = 1.015, 1.08
-"""Lengths within such a factor come in random order; of several, the last decides."""
+"""Lengths that differ by less than this factor are shuffled. With several lengths the
+first ones are compared with the second factor, the last one with the first."""
 _APART, _APART_OF_SEVERAL = 2.0, 4.0
-"""Between anchors, at most."""
+"""The largest factor between two anchors."""
 _STILL_SMALL = 64
-"""Batches before anything is known, after which a warning says why."""
+"""If batches are still small after this many, a warning gives the reason."""
 _GRID = sorted({round(1.03**k) for k in range(400)})
-"""Numbers of rows that are asked for."""
+"""Numbers of rows that the sampler considers."""
 
 _Ints: TypeAlias = NDArray[np.int64]
 _Table: TypeAlias = list[int] | None
-"""Rows at the anchors, 0 where none is known; empty before anything is known; None
-where rows are fixed."""
+"""Rows at each anchor, 0 where not known yet; empty if no anchor is known; None for
+fixed rows."""
 
 
 class BatchSampler(Sampler[list[int]]):
-    """Draws batches of like lengths, each sample once an epoch.
+    """Draws batches of similar lengths with as many rows as the budget allows.
 
     ::
 
         sampler = mimose.BatchSampler(lengths, session)
         loader = DataLoader(dataset, batch_sampler=sampler, collate_fn=collate)
 
-    Of each length it draws as many rows as train the most tokens a second under the
-    plan that `session` would make, the optimizer's step included; a batch twice as
-    large has to bring 3% more. While the session knows nothing, batches are small: up
-    to 8 rows, and no more tokens than the longest sample. They grow as it learns. With
-    a session that has loaded a state they are full from the first on.
+    Each sample comes once an epoch. For each length the sampler chooses the number of
+    rows that trains the most tokens a second, under the plan that `session` would make
+    and with the time of the optimizer step. It takes a batch twice as large only if
+    that raises the tokens a second by 3%. (A step has a fixed time that more rows
+    share: the line of PAPAYA, see `mimose.predictors.MethodModel`.)
 
-    Rows vary, and with them what a gradient is the mean of: a learning rate means
-    something else than with fixed rows. `max_rows` and `max_tokens` bound them, and
-    accumulating until a number of tokens is reached holds the batch of an optimizer's
-    step fixed.
+    The first batches are small, because the session has measured nothing yet: up to 8
+    rows, and at most as many tokens as the longest sample. They grow as the session
+    learns. If the session has loaded a state, batches are full from the start.
 
-    Batches are drawn in rounds. Once a round ranks exchange what their sessions
-    forecast, and take the smallest, so that all have as many batches: a few are halved
-    for that, or, where all have one row, the shortest are drawn twice. What a loader's
-    workers have drawn ahead keeps its rows; where a budget that was lowered meanwhile
-    does not hold such a batch, `Session.micro_batches` splits it.
+    The number of rows varies, so gradients are means over different numbers of rows,
+    and a learning rate tuned for fixed rows may not fit. `max_rows` and `max_tokens`
+    limit a batch. To fix the batch of an optimizer step, accumulate gradients up to a
+    number of tokens.
+
+    The sampler draws batches in rounds. In each round the ranks exchange their
+    forecasts and use the smallest number of rows. All ranks get the same number of
+    batches: some batches are halved for that, or, if all have one row, the shortest are
+    drawn twice. Batches that a loader's workers drew ahead keep their rows. If you
+    lower the budget meanwhile, `Session.micro_batches` splits a batch that does not fit
+    any more.
 
     Attributes:
-        session: Who forecasts; may be set later, and counts from the next round on.
-        n_drawn: Batches of the running epoch drawn so far, by this rank.
-        epoch: The number of the running epoch, or of the last one.
-        is_settled: Whether the last round changed nothing: then ``len`` is known.
+        session: The session that makes the forecasts. You can set it later; it is used
+            from the next round on.
+        n_drawn: Batches that this rank has drawn in the current epoch.
+        epoch: The number of the current epoch, or of the last one; the first is 0.
+        is_settled: Whether the last round changed no number of rows. Then
+            ``len(sampler)`` is known.
 
     Args:
-        lengths: Of all samples: integers, or by name (as `Session.forecast` has it,
-            ``{"input_ids.1": …, "labels.1": …}``) where several vary. Tokens are
-            counted over all of them.
-        session: Forecasts what batches take. None for fixed rows: `max_rows`, so many
-            as `max_tokens` allow, or 8.
-        shuffle: Whether batches, and samples of nearly equal lengths, come in another
-            random order each epoch. Otherwise the longest come first.
-        seed: Of the random order; the same on all ranks.
-        max_rows: Of a batch, at most.
-        max_tokens: Of a batch, padding included, at most; a sample that has more comes
-            alone.
-        drop_last: Whether batches are left out that are not full, or that not every
-            rank would get.
-        rank: Which of the ranks this is; None for `torch.distributed`'s.
-        world_size: How many there are; None likewise.
+        lengths: (n_samples,) The length of each sample in tokens, integers of at least
+            1. If several sizes vary, a mapping from the name of a size (as in
+            `Session.forecast`) to its lengths:
+            ``{"input_ids.1": …, "labels.1": …}``. The tokens of a sample are their sum.
+        session: Makes the forecasts. Without a session each batch has `max_rows` rows,
+            or as many as `max_tokens` allows, or 8.
+        shuffle: Whether each epoch has a new random order of batches, and of samples
+            with nearly equal lengths. If False, the longest samples come first.
+        seed: Seed of the random order; the same on all ranks.
+        max_rows: The most rows of a batch.
+        max_tokens: The most tokens of a batch, with padding. A longer sample is a batch
+            by itself.
+        drop_last: Whether to leave out batches that are not full, and batches at the
+            end that not every rank would get.
+        rank: This process's rank; None to ask `torch.distributed`.
+        world_size: The number of ranks; None to ask `torch.distributed`.
 
     Raises:
-        ValueError: A length is no integer of at least 1, there are none, or fewer than
-            ranks; a limit is not positive; or there is no such rank.
+        ValueError: A length is not an integer of at least 1; the columns of `lengths`
+            differ in size; there are fewer samples than ranks; a limit is less than 1;
+            or `rank` is not below `world_size`.
     """
 
     def __init__(
@@ -142,14 +154,14 @@ class BatchSampler(Sampler[list[int]]):
         for name in self._names or ():
             if not name.rpartition(".")[2].isdigit():
                 msg = (
-                    f"lengths: {name!r} names no size; give the model's argument and "
-                    f"the dimension, such as 'input_ids.1'"
+                    f"lengths: {name!r} is not the name of a size; write the model's "
+                    f"argument and the dimension, such as 'input_ids.1'"
                 )
                 raise ValueError(msg)
         columns = [_checked(name, column) for name, column in by_name.items()]
         if len({len(column) for column in columns}) != 1:
-            told = {name: len(column) for name, column in by_name.items()}
-            msg = f"lengths must be as many of each name, got {told}"
+            sizes = {name: len(column) for name, column in by_name.items()}
+            msg = f"lengths: each name must have one length a sample, got {sizes}"
             raise ValueError(msg)
         self._lengths: _Ints = np.stack(columns, axis=1)
         for name, limit in (("max_rows", max_rows), ("max_tokens", max_tokens)):
@@ -162,10 +174,13 @@ class BatchSampler(Sampler[list[int]]):
         if rank is None:
             rank = distributed.get_rank() if is_distributed else 0
         if not 0 <= rank < world_size:
-            msg = f"there is no rank {rank} among {world_size}"
+            msg = f"rank must be at least 0 and below {world_size} ranks, got {rank}"
             raise ValueError(msg)
         if len(self._lengths) < world_size:
-            msg = f"{len(self._lengths)} samples are fewer than {world_size} ranks"
+            msg = (
+                f"{len(self._lengths)} samples cannot be shared among {world_size} "
+                f"ranks: each rank needs at least one"
+            )
             raise ValueError(msg)
         self.session = session
         self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
@@ -173,7 +188,7 @@ class BatchSampler(Sampler[list[int]]):
         self._rank, self._world_size = rank, world_size
         self._anchors = [_anchors(column, len(columns) > 1) for column in columns]
         self._at_anchors = np.array(list(itertools.product(*self._anchors)))
-        """The lengths of all, (A, K)."""
+        """(n_anchors, n_names) Every combination of the anchors."""
         tokens = self._lengths.sum(axis=1)
         self._most_tokens, self._half_tokens = tokens.max(), np.median(tokens)
         self.epoch = 0
@@ -181,7 +196,7 @@ class BatchSampler(Sampler[list[int]]):
         self.is_settled = self._is_expecting = False
         self._warned = False
         self._n_asked = 0
-        """Batches of all epochs that this sampler was asked for."""
+        """Batches drawn in all epochs."""
         self._reset()
 
     # ------------------------------------------------------------------ an epoch
@@ -191,19 +206,21 @@ class BatchSampler(Sampler[list[int]]):
         self.n_drawn = 0
         self._is_resumed = self._is_over = self._is_frozen = False
         self._history: list[tuple[int, _Table]] = []
-        """Each table, and how many batches were drawn before it."""
+        """Each table, and the number of batches drawn before it."""
         self._order = self._sorted()
         self._is_longest = np.isin(self._order, self._lengths.argmax(axis=0))
-        """Of places in the order, which hold a longest sample."""
+        """(n_samples,) Which positions of the order hold a longest sample."""
         self._is_left = np.ones(len(self._order), dtype=bool)
         self._steps: list[list[_Ints]] = []
-        """Batches to come, one a rank, as places in the order; the next comes last."""
+        """The remaining batches, as positions in the order: for each step one batch a
+        rank. The next step is the last item."""
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yield the indices of each batch of an epoch, or of what is left of it.
+        """Yield the sample indices of each batch of an epoch.
 
-        An epoch that was drawn to its end is followed by the next one; one that was not
-        begins anew, unless a state of it was loaded.
+        If the epoch is complete, the next one begins. If it was stopped in the middle,
+        it starts again from its beginning. If its state was loaded, it continues from
+        there.
         """
         if self._is_over:
             self.epoch += 1
@@ -218,20 +235,22 @@ class BatchSampler(Sampler[list[int]]):
                 left = min(max(_ROUND, self._n_asked // _OF_DRAWN), _LONG_ROUND)
             left -= 1
             self._n_asked += 1
-            if self._steps:  # none are left where those that are not full are dropped
+            if self._steps:  # with drop_last there may be no full batch left
                 batch = self._draw()[self._rank]
                 self._is_over = not self._steps
                 yield self._order[batch].tolist()
         self._is_over = True
 
     def __len__(self) -> int:
-        """Return how many batches the running epoch has, to whose end rows stay so.
+        """Return the number of batches of the current epoch.
+
+        The numbers of rows then stay fixed until the end of the epoch.
 
         Raises:
-            TypeError: That is not known between epochs, nor while rows change as the
-                session learns, nor where ranks agree on them: one that asks alone
-                would wait for the others. An estimate is no answer: trainers that know
-                a length leave out what is behind it.
+            TypeError: The number is not known: between two epochs, while the session
+                still learns, and where several ranks agree on the rows (a rank that
+                asked alone would wait for the others). An estimate would be wrong,
+                because trainers skip the batches after it.
         """
         is_alone = self._world_size == 1 or self.session is None
         if is_alone and not self._history:
@@ -239,32 +258,32 @@ class BatchSampler(Sampler[list[int]]):
             self._renew()
         if not is_alone or self._is_over or not self.is_settled:
             msg = (
-                "how many batches mimose.BatchSampler draws in an epoch is known in "
-                "it, by one rank alone, once the session has learned; a trainer needs "
-                "max_steps"
+                "the length of mimose.BatchSampler is not known: the rows of its "
+                "batches still change, or several ranks agree on them. Give your "
+                "trainer max_steps"
             )
             raise TypeError(msg)
         self._is_frozen = True
         return self.n_drawn + len(self._steps)
 
     def expect_session(self) -> None:
-        """Draw small batches until `session` is set, by whoever calls this."""
+        """Draw small batches until `session` is set; trainers' callbacks call this."""
         self._is_expecting = True
 
     def set_epoch(self, epoch: int) -> None:
-        """Go to the start of an epoch; nothing happens if it is the running one.
+        """Go to the start of an epoch. In that epoch already, change nothing.
 
         Args:
             epoch: Its number; the first is 0.
 
         Raises:
-            MimoseError: It would undo a state that was just loaded.
+            MimoseError: A state of a later epoch was just loaded.
         """
         if self._is_resumed and epoch < self.epoch:
             msg = (
                 f"set_epoch({epoch}) would undo the state of epoch {self.epoch} that "
-                f"was loaded into mimose.BatchSampler: count on from sampler.epoch; a "
-                f"loader that accelerate prepared does so after "
+                f"was loaded into mimose.BatchSampler: start your loop at "
+                f"sampler.epoch. A loader that accelerate prepared does so after "
                 f"loader.set_epoch(sampler.epoch)"
             )
             raise MimoseError(msg)
@@ -274,12 +293,13 @@ class BatchSampler(Sampler[list[int]]):
 
     @property
     def batch_size(self) -> int:
-        """There is none: rows vary.
+        """There is no batch size: the number of rows varies.
 
         Raises:
-            MimoseError: Batches are shared among ranks already, and who asks would
-                share them once more.
-            AttributeError: Otherwise.
+            MimoseError: There are several ranks. The sampler already gives each rank
+                its own batches, and a caller that needs this number would split them
+                again.
+            AttributeError: There is one rank.
         """
         if self._world_size > 1:
             msg = (
@@ -292,19 +312,22 @@ class BatchSampler(Sampler[list[int]]):
         raise AttributeError(msg)
 
     def state_dict(self, n_trained: int | None = None) -> dict[str, Any]:
-        """Return where the epoch stands, ready for JSON; the same on all ranks.
+        """Return the position in the epoch as plain JSON data, the same on all ranks.
 
         Args:
-            n_trained: Batches of it that this rank has trained, where a loader has
-                drawn more; None for all that were drawn. Those that were not trained
-                are drawn again.
+            n_trained: How many batches of this epoch this rank has trained. A loader
+                with workers draws ahead; batches that were drawn but not trained are
+                drawn again after loading. None if all drawn batches were trained.
 
         Raises:
-            ValueError: `n_trained` is negative, or more than were drawn.
+            ValueError: `n_trained` is negative, or larger than `n_drawn`.
         """
         n_trained = self.n_drawn if n_trained is None else n_trained
         if not 0 <= n_trained <= self.n_drawn:
-            msg = f"n_trained must be from 0 to {self.n_drawn} (drawn), got {n_trained}"
+            msg = (
+                f"n_trained must be from 0 to {self.n_drawn}, the batches drawn in "
+                f"this epoch, got {n_trained}"
+            )
             raise ValueError(msg)
         epoch = self.epoch
         if self._is_over and n_trained == self.n_drawn:
@@ -319,18 +342,23 @@ class BatchSampler(Sampler[list[int]]):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where another sampler of the same samples stood.
+        """Continue an epoch where another sampler with the same arguments stopped.
 
         Args:
-            state: What `state_dict` returned, or what came back from JSON.
+            state: What `state_dict` returned, also after a way through JSON.
 
         Raises:
-            StateMismatchError: It is of other samples, ranks, or arguments that settle
-                the order. Nothing has changed then.
+            StateMismatchError: The state belongs to other samples, another number of
+                ranks, or other arguments that decide the order. The sampler is
+                unchanged.
         """
         own = self._description()
         if state["of"] != own:
-            msg = f"the state is of a sampler with {state['of']}; this one has {own}"
+            msg = (
+                f"the state belongs to another sampler, with {state['of']}; this one "
+                f"has {own}. Make the sampler with the same samples, arguments and "
+                f"number of ranks, or start the epoch again without the state"
+            )
             raise StateMismatchError(msg)
         self.epoch = state["epoch"]
         self._reset()
@@ -359,7 +387,7 @@ class BatchSampler(Sampler[list[int]]):
     # ------------------------------------------------------------------ batches
 
     def _sorted(self) -> _Ints:
-        """Return all samples with like lengths together, the longest first."""
+        """Return the samples sorted by length, similar ones shuffled, longest first."""
         rng = np.random.default_rng((self._seed, self.epoch))
         logs = np.log(self._lengths)
         n, several = len(logs), logs.shape[1] > 1
@@ -375,13 +403,13 @@ class BatchSampler(Sampler[list[int]]):
         return np.lexsort([-key for key in reversed(keys)])
 
     def _take(self, table: _Table) -> None:
-        """Cut what is left of the epoch into batches by a table."""
+        """Cut the remaining samples into batches by a table."""
         self._table = table
         self._history.append((self.n_drawn, table))
         batches, n = self._cut(), self._world_size
         if self._drop_last:
             batches = batches[: len(batches) // n * n]
-        while len(batches) % n:  # no rank may get more than another
+        while len(batches) % n:  # all ranks get the same number
             at = max(range(len(batches)), key=lambda i: len(batches[i]))
             half = len(batches[at]) // 2
             if half:
@@ -392,12 +420,12 @@ class BatchSampler(Sampler[list[int]]):
             rng = np.random.default_rng((self._seed, self.epoch, self.n_drawn))
             batches = [batches[i] for i in rng.permutation(len(batches))]
         if table == []:
-            batches = [batches[i] for i in self._telling(batches)]
+            batches = [batches[i] for i in self._first_order(batches)]
         steps = [batches[i : i + n] for i in range(0, len(batches), n)]
         self._steps = steps[::-1]
 
-    def _telling(self, batches: Sequence[_Ints]) -> list[int]:
-        """Return the order that teaches most: see Note: [The longest come second].
+    def _first_order(self, batches: Sequence[_Ints]) -> list[int]:
+        """Return the order before anything is known: Note: [The longest come second].
 
         Args:
             batches: In random order.
@@ -410,7 +438,7 @@ class BatchSampler(Sampler[list[int]]):
         return [*others[:n], *longest, *widest, *rest]
 
     def _cut(self) -> list[_Ints]:
-        """Return batches of samples that follow each other in the order."""
+        """Return batches of consecutive samples of the order."""
         places = np.flatnonzero(self._is_left)
         lengths = self._lengths[self._order[places]]
         rows = self._rows(lengths)
@@ -439,10 +467,10 @@ class BatchSampler(Sampler[list[int]]):
         return step
 
     def _rows(self, lengths: _Ints) -> NDArray[np.float64]:
-        """Return how many rows batches of such lengths have.
+        """Return (n_batches,) the rows of batches.
 
         Args:
-            lengths: (M, K), the longest of each batch.
+            lengths: (n_batches, n_names) The longest sample of each batch.
         """
         tokens = lengths.sum(axis=1)
         if self._table is None:
@@ -453,7 +481,7 @@ class BatchSampler(Sampler[list[int]]):
             if any(self._table):
                 known = np.array(self._table, dtype=float)
                 there = self._at_anchors.sum(axis=1)
-                least = (known * there)[known > 0.0].min()  # tokens where some are
+                least = (known * there)[known > 0.0].min()  # tokens of a known batch
                 first = (least / there).clip(1.0, max(_FEW, known.max()))
                 known = np.where(known, known, first)
                 rows = _between(self._anchors, known, lengths)
@@ -465,7 +493,7 @@ class BatchSampler(Sampler[list[int]]):
         return whole
 
     def _first_rows(self, tokens: _Ints) -> NDArray[np.float64]:
-        """Return rows of batches that hold no more than the longest sample, or two."""
+        """Return rows whose tokens do not exceed the longest sample's, or two rows."""
         least = np.where(tokens <= self._half_tokens, 2, 1)
         rows: NDArray[np.float64] = (self._most_tokens / tokens).clip(least, _FEW)
         return rows
@@ -473,7 +501,7 @@ class BatchSampler(Sampler[list[int]]):
     # ------------------------------------------------------------------ tables
 
     def _renew(self) -> None:
-        """Begin a round: ask for a table, and take it if it is another one."""
+        """Begin a round: make a table, and use it if it differs from the last one."""
         before, table = self._table, self._agreed(self._forecast_or_none())
         is_same = bool(self._history) and table == before
         self.is_settled = is_same and any(table or ())
@@ -489,14 +517,15 @@ class BatchSampler(Sampler[list[int]]):
         return self._forecast(self.session)
 
     def _agreed(self, own: _Table) -> _Table:
-        """Return the fewest rows of all ranks."""
+        """Return the smallest number of rows of all ranks, for each anchor."""
         if self._world_size == 1 or self.session is None:
             return own
         if not (distributed.is_available() and distributed.is_initialized()):
             msg = (
-                f"the {self._world_size} ranks of mimose.BatchSampler cannot tell each "
-                f"other how many rows fit: call torch.distributed.init_process_group "
-                f"before the first batch is drawn"
+                f"mimose.BatchSampler has {self._world_size} ranks, which must "
+                f"exchange how many rows fit, and torch.distributed is not "
+                f"initialised: call torch.distributed.init_process_group before the "
+                f"first batch"
             )
             raise MimoseError(msg)
         tables: list[_Table] = [None] * self._world_size
@@ -508,12 +537,15 @@ class BatchSampler(Sampler[list[int]]):
         ]
 
     def _forecast(self, session: Session) -> list[int]:
-        """Return the best rows at each anchor by what the session knows now."""
+        """Return the best number of rows at each anchor, with today's knowledge."""
         known = self._table or []
         try:
             shape = session.forecast().shape
-            why = f"of the sizes {', '.join(shape)}, rows or lengths have not varied"
-        except MimoseError as error:  # nothing is known yet, or any more: detached
+            why = (
+                f"the number of rows or the length has not varied so far; the sizes "
+                f"that have are {', '.join(shape) or 'none'}"
+            )
+        except MimoseError as error:  # nothing is measured yet, or it was detached
             shape, known, why = {}, [], str(error)
         rows = [name for name in shape if name.endswith(".0")]
         names = self._names or self._only_name(shape)
@@ -521,7 +553,8 @@ class BatchSampler(Sampler[list[int]]):
             if self.n_drawn >= _STILL_SMALL and not known and not self._warned:
                 self._warned = True
                 _log.warning(
-                    "mimose.BatchSampler draws small batches still, after %d: %s",
+                    "mimose.BatchSampler still draws small batches after %d of them, "
+                    "because the session cannot forecast: %s. See session.report()",
                     *(self.n_drawn, why),
                 )
             return known
@@ -532,12 +565,13 @@ class BatchSampler(Sampler[list[int]]):
         ]
 
     def _only_name(self, shape: Mapping[str, int]) -> list[str]:
-        """Return the name of the lengths, if they vary in the shapes seen."""
+        """Return the name of the one length that varies; none if none varies yet."""
         names = [name for name in shape if not name.endswith(".0")]
         if len(names) > 1:
             msg = (
-                f"mimose.BatchSampler: lengths are integers, but {', '.join(names)} "
-                f"vary in the model's inputs; give {{name: lengths}} of these"
+                f"mimose.BatchSampler: lengths has one integer for each sample, but "
+                f"the sizes {', '.join(names)} of the model's inputs all vary: give a "
+                f"mapping {{name: lengths}} for them"
             )
             raise MimoseError(msg)
         return names
@@ -545,13 +579,13 @@ class BatchSampler(Sampler[list[int]]):
     def _best_rows(
         self, session: Session, rows: list[str], lengths: Mapping[str, int], old: int
     ) -> int:
-        """Return the rows that train the most tokens a second; 0 for not known.
+        """Return the rows that train the most tokens a second; 0 if not known.
 
         Args:
-            session: Forecasts.
-            rows: The names of the batch's size.
-            lengths: Of the batch, by name.
-            old: The rows until now; 0 for none.
+            session: Makes the forecasts.
+            rows: The names of the sizes that are the number of rows.
+            lengths: The lengths of the batch, by name.
+            old: The rows of the last table; 0 for none.
         """
         tokens = sum(lengths.values()) or 1
         most = min(self._max_rows or _GRID[-1], (self._max_tokens or math.inf) / tokens)
@@ -561,12 +595,12 @@ class BatchSampler(Sampler[list[int]]):
             return session.forecast({**dict.fromkeys(rows, n), **own}, budget)
 
         def score(at: int) -> float:
-            """Return the logarithm of rows a second, less what they have to bring."""
+            """Return the logarithm of rows a second, less the gain that is required."""
             n = _GRID[at]
             found = ask(n)
             if not found.fits or found.plan is None or n > most:
                 return _UNFIT - n
-            if found.seconds is None:  # recomputing costs more than rows bring
+            if found.seconds is None:  # recomputation costs more than rows gain
                 return math.log(n) * (1.0 if found.plan.extra_cost == 0.0 else -1.0)
             return math.log(n / found.seconds) - _DOUBLING * math.log2(n)
 
@@ -576,8 +610,8 @@ class BatchSampler(Sampler[list[int]]):
         if not ask(n).fits:
             return 0 if ask(n).fits is None else 1
         if n < most and ask(_GRID[at + 1]).fits is None:
-            # All is recomputed where more rows were not measured: that grows by a line,
-            # and half of a row takes no more than half.
+            # A step beyond the measured rows recomputes everything. Its peak grows
+            # linearly with rows, and half a row takes at most half.
             more, whole = max(1, n // 2), ask(n, 1).peak_bytes
             half = ask(n // 2, 1).peak_bytes if n > 1 else ask(1, 1, 2).peak_bytes
             if whole is not None and half is not None:
@@ -589,12 +623,14 @@ class BatchSampler(Sampler[list[int]]):
 
 
 def _climb(score: Callable[[int], float], start: int, steps: Sequence[int]) -> int:
-    """Return where a score that has one hill is highest, near the start if it is flat.
+    """Return the index of the highest score; near the start if the score is flat.
+
+    The score must have one maximum.
 
     Args:
-        score: Of a place on the grid.
-        start: The first place.
-        steps: How far to go at once, as long as that is higher; then the next.
+        score: Takes an index of the grid.
+        start: The first index.
+        steps: Step widths. Each is repeated as long as the score rises.
     """
     scores: dict[int, float] = {}
 
@@ -614,23 +650,35 @@ def _climb(score: Callable[[int], float], start: int, steps: Sequence[int]) -> i
 
 
 def _checked(name: str, column: Sequence[int]) -> _Ints:
-    """Return lengths as an array, or raise what is wrong with them."""
+    """Return lengths as an array.
+
+    Raises:
+        ValueError: They are not integers of at least 1.
+    """
     found = np.asarray(column)
     if found.ndim != 1 or not found.size or not np.issubdtype(found.dtype, np.integer):
         msg = (
-            f"{name} must be a list of integers, one a sample, got "
+            f"{name} must be a list of integers, one for each sample, got "
             f"{found.dtype} of shape {found.shape}"
         )
         raise ValueError(msg)
     if found.min() < 1:
         at = int(found.argmin())
-        msg = f"{name}: sample {at} has length {found[at]}, less than 1"
+        msg = (
+            f"{name}: sample {at} has length {found[at]}; a length must be at least 1. "
+            f"Leave empty samples out of the dataset"
+        )
         raise ValueError(msg)
     return found.astype(np.int64)
 
 
 def _anchors(column: _Ints, is_one_of_several: bool) -> _Ints:
-    """Return lengths from the shortest to the longest, at most a factor apart."""
+    """Return lengths from the shortest to the longest, at most a factor apart.
+
+    Args:
+        column: (n_samples,) Lengths.
+        is_one_of_several: Whether other lengths vary too: then anchors are coarser.
+    """
     low, high = float(column.min()), float(column.max())
     factor = _APART_OF_SEVERAL if is_one_of_several else _APART
     n = 1 + math.ceil(math.log(high / low) / math.log(factor))
@@ -640,12 +688,12 @@ def _anchors(column: _Ints, is_one_of_several: bool) -> _Ints:
 def _between(
     anchors: Sequence[_Ints], rows: NDArray[np.float64], lengths: _Ints
 ) -> NDArray[np.float64]:
-    """Return rows between anchors: what a row takes follows a line along each axis.
+    """Return (n_batches,) rows, interpolated: Note: [Rows by a table].
 
     Args:
-        anchors: Along each axis.
-        rows: (A,) at all of them, the last axis fastest.
-        lengths: (M, K), within.
+        anchors: For each name, its anchors.
+        rows: (n_anchors,) at every combination, the last name fastest.
+        lengths: (n_batches, n_names) Within the anchors.
     """
     corners = [(np.zeros(len(lengths), dtype=np.int64), np.ones(len(lengths)))]
     for axis, column in zip(anchors, lengths.T, strict=True):

@@ -1,11 +1,12 @@
-"""What steps to come would take, before anything is run: `Session.forecast`.
+"""Predicts what a step would take, before it runs: `Session.forecast`.
 
 Note: [As the next step begins]
-A plan depends on what is held as its step begins, and a sampler asks between steps, in
-the middle of a window of accumulation, or before the first step. So gradients that are
-held now and go before the next step are taken off, and those that a step of a window
-finds there are added. Until an optimizer of the model has stepped, its state is to
-come: what a loaded state says of the start of its steps counts then, if it is more.
+A plan depends on what is held when its step begins. A sampler asks for forecasts
+between steps, in the middle of an accumulation window, or before the first step. So a
+forecast subtracts gradients that are held now and freed before the next step, and adds
+those that a later step of a window finds. Before an optimizer of the model has stepped,
+its state does not exist yet: then what was held at the start of the steps of a loaded
+state counts, if it is more.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from cachetools import LRUCache
 
+from mimose.arguments import check_shape
 from mimose.budget import format_bytes
 from mimose.cost.problem import Memory, extrapolation_ratio, step_work, why_unknown
 from mimose.exceptions import InfeasibleBudgetError, MimoseError
@@ -33,65 +35,69 @@ Work: TypeAlias = tuple[float, float, float]
 """What `step_work` returns."""
 
 _GRAINS = 2048
-"""Parts of the budget that what is held is rounded up to: within one, forecasts are
-those of before."""
+"""Held bytes are rounded up to this fraction of the budget, so that small changes find
+the cached forecast."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forecast:
-    """What a step of one shape would take, if it began now."""
+    """The predicted memory and time of a step of one shape, if it began now."""
 
     shape: Mapping[str, int]
     """All sizes that vary, by name."""
     fits: bool | None
-    """Whether a plan keeps the budget with the safety margin; None where that is not
-    known, and the step would be measured with everything recomputed."""
+    """Whether a plan keeps the budget with the safety margin. None if that cannot be
+    predicted yet: the step would recompute and measure everything."""
     why_not: str | None
-    """Why it does not fit, or is not known; None where it fits."""
+    """Why the step does not fit, or why that is not known; None if it fits."""
     budget_bytes: int
-    """The budget it was asked for."""
+    """The budget of the forecast."""
     peak_bytes: float | None
-    """The predicted peak, counted as `StepRecord.predicted_peak_bytes`: of the plan;
-    of the plan with the least peak where none fits; None where it is not known."""
+    """The predicted peak in the same unit as `StepRecord.predicted_peak_bytes`. If no
+    plan fits, the peak of the plan with the lowest one. None if not known."""
     plan: Plan | None
-    """What the step would run; None where no plan fits."""
+    """The plan that the step would run; None if none fits or is known."""
     seconds: float | None
-    """Of the step under that plan on the device, its share of the optimizer's step
-    included; None where it is not known."""
+    """Seconds of the device for forward and backward under the plan, with the step's
+    share of the optimizer step; None if not known."""
     extra_seconds: float | None
-    """What the plan adds to that; None where it is not known."""
+    """The part of these seconds that the plan adds; None if not known."""
     extrapolation: float
-    """How far beyond the sizes measured it lies: 0 inside, 0.5 for half as large again;
-    infinite where nothing was measured with such inputs."""
+    """Relative distance beyond the measured sizes: 0 inside, 0.5 for half as large
+    again, infinite if nothing was measured with such inputs."""
 
 
 def asked(
     engine: Engine, shape: Mapping[str, int] | None
 ) -> tuple[StepInput, SizeTable]:
-    """Return the step that a shape asks for, and the names of its sizes.
+    """Return the step of a shape, and the names of its sizes.
 
-    It is like the last step whose mask hid something, if some do, or, before the
-    first step, like those that a loaded state was taught by last.
+    Everything that the shape does not name is as in the last step (in the last one
+    whose mask hides something, if any does). Before the first step it is as in the last
+    step of the loaded state.
 
     Args:
         engine: The session's parts.
-        shape: Sizes by name, the others as in that step; None for its own.
+        shape: Sizes by name; None for the sizes of the last step.
 
     Raises:
-        MimoseError: A name is not one of the model's; or nothing is known yet.
+        MimoseError: The model has no size of such a name; or nothing is known yet.
+        TypeError: `shape` is not a mapping.
     """
+    if shape is not None:
+        check_shape("shape", shape)
     last = engine.snapshot.last if shape is None else engine.snapshot.typical
     if last is None:
         msg = (
-            "no step was run yet and no state was loaded, so no shape is known; train "
-            "a step first"
+            "no step was run yet and no state was loaded, so the sizes of the model's "
+            "inputs are not known: train a step first"
         )
         raise MimoseError(msg)
     step_input, table = last
     if shape is None:
         return step_input, table
     first = step_input
-    if "+" in step_input.context:  # a window: Note: [Windows] of the policy
+    if "+" in step_input.context:  # several forwards: Note: [Windows] of the policy
         contexts, structures = (
             step_input.context.split("+"),
             step_input.structure.split("+"),
@@ -106,13 +112,13 @@ def asked(
         return first, table
     whole = engine.policy.windows.expected(first)
     if isinstance(whole, str):
-        msg = f"no plan is made for such steps: {whole}"
+        msg = f"mimose makes no plan for such steps, so it cannot predict them: {whole}"
         raise MimoseError(msg)
     return whole, table
 
 
 class Forecasts:
-    """Answers what steps to come would take; the last answers are remembered.
+    """Makes forecasts, and caches the last ones.
 
     Args:
         engine: The session's parts.
@@ -129,7 +135,7 @@ class Forecasts:
         budget: float | str | None,
         accumulating: bool | None,
     ) -> Forecast:
-        """Return what a step of a shape would take; see `Session.forecast`."""
+        """Return the forecast of a step; see `Session.forecast`."""
         n_bytes = self._budget(budget)
         step_input, table, memory = self._begins(shape, n_bytes, accumulating)
         key = self._key(step_input, memory), n_bytes
@@ -153,6 +159,7 @@ class Forecasts:
         accumulating: bool | None,
     ) -> int:
         """Return the largest size with which a step fits; see `Session.largest`."""
+        check_shape("shape", shape)
         step_input, table, memory = self._begins(
             {**shape, vary: 1}, self._budget(budget), accumulating
         )
@@ -168,7 +175,7 @@ class Forecasts:
 
         def over(size: int) -> float:
             own, usable = known(size)
-            if usable is None:  # the worker has learned meanwhile that it is not known
+            if usable is None:  # the worker has fitted anew in the meantime
                 return math.inf
             growth = self._engine.policy.plans.least(own, memory, usable).growth
             return growth.bytes(memory.released_bytes) + memory.start_bytes - usable
@@ -190,7 +197,7 @@ class Forecasts:
         budget_bytes: int,
         accumulating: bool | None,
     ) -> tuple[StepInput, SizeTable, Memory]:
-        """Return a step, its sizes' names, and what is held as it begins."""
+        """Return a step, the names of its sizes, and the memory as it begins."""
         step_input, table = asked(self._engine, shape)
         driver = self._engine.driver
         if accumulating is None:
@@ -213,14 +220,14 @@ class Forecasts:
     def _usable(
         self, step_input: StepInput, table: SizeTable, memory: Memory
     ) -> tuple[StepInput, float | None]:
-        """Return which known step predicts this one, and how far it may go.
+        """Return a known step that predicts this one, and its limit in bytes.
 
-        A loss by rows takes less than another, so that one tells what it takes at most;
-        so does a step that makes its gradients, of one that finds them there.
+        A step with a plain loss is an upper bound for one whose loss goes by rows. A
+        step that creates its gradients is an upper bound for one that finds them.
 
         Returns:
-            The step, and the level that its prediction may reach; None where nothing
-            that is known predicts it.
+            The step, and the highest level that its prediction may reach; None if no
+            known step predicts it.
         """
         driver, learner = self._engine.driver, self._engine.learner
         contexts = [step_input.context]
@@ -252,7 +259,7 @@ class Forecasts:
     def _forecast(
         self, step_input: StepInput, table: SizeTable, memory: Memory, budget_bytes: int
     ) -> tuple[Forecast, Work | None]:
-        """Return a forecast without seconds, and what these follow from."""
+        """Return a forecast without seconds, and the work that decides them."""
         known, usable = self._usable(step_input, table, memory)
         model, plans = self._engine.learner.model, self._engine.policy.plans
         is_new = known.context not in model.patterns
@@ -279,8 +286,9 @@ class Forecasts:
             return forecast, step_work(model, known, made.plan.actions)
         share, most = self._engine.policy.margin.share, format_bytes(usable)
         why_not = (
-            f"the {made.plan.planner} plan is predicted to reach {format_bytes(peak)}; "
-            f"with the margin of {share:.1%} it may reach {most}"
+            f"even the best plan ({made.plan.planner}) is predicted to reach "
+            f"{format_bytes(peak)}, and with the safety margin of {share:.1%} it may "
+            f"reach at most {most}"
         )
         return replace(forecast, fits=False, peak_bytes=peak, why_not=why_not), None
 
@@ -290,7 +298,7 @@ def _peak_bytes(made: CachedPlan, memory: Memory) -> float:
 
 
 def _furthest(is_known: Callable[[int], bool], most: int | None) -> int:
-    """Return the largest size that is known, as are all below it; 0 where none is."""
+    """Return the largest size up to which all are known; 0 if none is."""
     low, high = 0, 1
     while (most is None or high <= most) and is_known(high):
         low, high = high, 2 * high
@@ -303,10 +311,10 @@ def _furthest(is_known: Callable[[int], bool], most: int | None) -> int:
 
 
 def _last_within(over: Callable[[int], float], most: int) -> int:
-    """Return the largest size up to `most` that is not over; 0 where all are.
+    """Return the largest size up to `most` that is not over the limit; 0 if all are.
 
-    What is over grows nearly by a line, so it is looked for along one, and halved in
-    every third try.
+    What is over grows almost linearly, so the search follows a line, and halves the
+    interval in every third try.
     """
     if not most or over(most) <= 0.0:
         return most

@@ -1,25 +1,27 @@
-"""A batch in micro-batches that each fit, and together take least time.
+"""Splits a batch into micro-batches that fit the budget and take the least time.
 
 Note: [Which columns count]
-Rows of a batch are padded to one length. A mask, the given lengths, and labels
-that are not ignored say which columns of a row count; a micro-batch has the columns in
-which that row counts. What is padded alike is cut alike. Targets of a model
-with a decoder, which have another length, are a separate sequence.
+The rows of a batch are padded to one length. A column of a row counts if a mask, the
+given lengths, or a label that is not ignored says so. A micro-batch has the columns in
+which at least one of its rows counts. Tensors with the same padding are cut alike. The
+targets of an encoder-decoder model have another length: they are a separate sequence.
 
-Columns on the left are cut only where that moves no position: where positions are
-given, or are relative (rotary). A learned embedding of positions would read other rows.
+Padding on the left is cut only if that moves no position: if the batch has positions,
+or if the model's are relative (rotary). A learned embedding of positions would read
+other rows of its table.
 
 Note: [The split]
-Rows are sorted by length, and micro-batches are runs of them. How many padded elements
-fit, and what they take, is asked of the session's forecast at a few lengths, and read
-off between them; a dynamic programme over all runs finds the split of least seconds.
-The forecast at a length serves until twice as many steps have run. Each micro-batch is
-asked for itself before it runs: where one does not fit, fewer elements may stand there,
-and the split is made anew.
+Rows are sorted by length, and a micro-batch is a run of consecutive rows. The session
+forecasts at a few lengths how many padded elements fit and how many seconds they take;
+between these lengths the numbers are interpolated. A dynamic program over all runs
+finds the split with the fewest seconds. A forecast is used again until twice as many
+steps have run. Before a micro-batch runs, it is forecast at its exact shape: if it does
+not fit, the limit of elements falls there, and the rest is split again.
 
-What is not known yet has to be tried: the shortest row, and then a few times what has
-run, as long as so many times its memory is within the budget. The split is lazy: what
-is left of the batch is split anew once more is known.
+If the session cannot forecast yet, the split tries: first the shortest row, then a
+small multiple of what has run, as long as that multiple of its memory is within the
+budget. The split is lazy, so the rest of the batch uses what the first steps have
+shown.
 """
 
 from __future__ import annotations
@@ -57,51 +59,52 @@ _Floats: TypeAlias = NDArray[np.float64]
 _log = logging.getLogger(__name__)
 
 _BY_ROWS = (
-    "mimose: micro_batches() takes the loss for a mean over rows, and from %d to %d "
-    "labels of a row count: where it is a mean over all of them, as models of "
-    "transformers return it, give loss='tokens'"
+    "mimose: micro_batches() weights the loss as a mean over rows, but the rows have "
+    "from %d to %d labels. If your loss is a mean over all labels, as that of "
+    "transformers' models, give loss='tokens'"
 )
 _IGNORED = -100
 """The label that losses ignore."""
 _MASKS = ("attention_mask", "decoder_attention_mask")
 _ROWS = -1
-"""In place of a sequence: a dimension that is the batch's rows."""
+"""Marks a dimension that is the batch's rows, in place of a sequence's index."""
 _GROWTH = 4.0
-"""How many times what has run may be tried where nothing is known."""
+"""The largest multiple of a micro-batch that ran which is tried without a forecast."""
 _MOST_RAN = 32
 """Micro-batches remembered for that."""
 _MOST_KNOTS = 256
 _KNOTS = 3
-"""Lengths at which the forecast is asked."""
+"""Lengths of a batch at which the session forecasts."""
 _SHARES = np.array([0.0, 0.125, 0.25, 0.5, 1.0])
-"""Of what fits there, at which it is asked for seconds."""
+"""Shares of the largest micro-batch of a length for which it forecasts seconds."""
 _OCTAVE = 4
-"""Lengths asked for, between one and its double: forecasts of earlier batches serve."""
+"""Distinct lengths in a factor of two, so that later batches use the same forecasts."""
 _FIXED = 0.05
-"""A micro-batch's fixed share of the largest one's time, until seconds are known."""
+"""Assumed fixed time of a micro-batch, as a share of the largest one's time, until the
+session forecasts seconds."""
 _SHRINK = 0.9
 
 
 class Rows(NamedTuple):
-    """What a batch's rows are: Note: [Which columns count]."""
+    """The rows of a batch: Note: [Which columns count]."""
 
     n: int
     sizes: tuple[int, ...]
-    """Columns of each sequence, padding included."""
+    """Columns of each sequence, with padding."""
     begins: _Ints
-    """(n, sequences) the first column that counts."""
+    """(n, sequences) The first column that counts."""
     ends: _Ints
-    """(n, sequences) behind the last."""
+    """(n, sequences) One past the last column that counts."""
     axes: Mapping[str, Mapping[int, int]]
-    """By a tensor's path, what its dimensions are: rows, or which sequence."""
+    """By a tensor's path: for each dimension the index of its sequence, or `_ROWS`."""
 
     def window(self, rows: _Ints) -> list[tuple[int, int]]:
-        """Return the columns of each sequence in which some of these rows count."""
+        """Return each sequence's columns in which at least one of these rows counts."""
         begins, ends = self.begins[rows].min(axis=0), self.ends[rows].max(axis=0)
         return list(zip(begins.tolist(), ends.tolist(), strict=True))
 
     def widths(self, rows: _Ints) -> list[int]:
-        """Return how many columns of each sequence that are."""
+        """Return the number of these columns, for each sequence."""
         return [end - begin for begin, end in self.window(rows)]
 
 
@@ -109,24 +112,24 @@ class Rows(NamedTuple):
 
 
 def read_rows(batch: Any, lengths: Lengths, model: nn.Module) -> Rows:
-    """Find a batch's rows, and which columns of them count.
+    """Find the rows of a batch, and the columns of each row that count.
 
     Args:
         batch: Tensors in mappings, lists and tuples.
-        lengths: By row, or by tensor and row; None for what masks tell.
-        model: Its configuration tells whether it has a decoder with separate labels.
+        lengths: (n,) of the rows, or such lengths by tensor; None to read masks.
+        model: Its configuration says whether it is an encoder with a decoder.
 
     Raises:
-        TypeError: It is no batch.
-        ValueError: It has no rows; a tensor has another number of them, or lengths do
-            not belong to it.
+        TypeError: It is not a batch.
+        ValueError: It has no rows; a tensor has another number of rows; or `lengths`
+            does not match it.
     """
-    told = lengths if isinstance(lengths, Mapping) else {}
+    by_name = lengths if isinstance(lengths, Mapping) else {}
     if lengths is not None and not isinstance(lengths, Mapping):
-        told = {"": lengths}
-    n = _n_rows(batch, told)
+        by_name = {"": lengths}
+    n = _n_rows(batch, by_name)
     if not n:
-        msg = "the batch has no rows, so there is nothing to split: leave it out"
+        msg = "the batch has no rows, so there is nothing to split: skip this batch"
         raise ValueError(msg)
     tensors: dict[str, torch.Tensor] = {}
 
@@ -135,8 +138,8 @@ def read_rows(batch: Any, lengths: Lengths, model: nn.Module) -> Rows:
             if value.shape[0] not in (1, n):
                 msg = (
                     f"{path or 'the batch'} has {value.shape[0]} rows where the batch "
-                    f"has {n}: what does not follow the rows cannot be split with "
-                    f"them. Hand it to the model beside the batch"
+                    f"has {n}, so it cannot be split by rows. Take it out of the batch "
+                    f"and pass it to the model as a separate argument"
                 )
                 raise ValueError(msg)
             tensors[path] = value
@@ -147,7 +150,7 @@ def read_rows(batch: Any, lengths: Lengths, model: nn.Module) -> Rows:
     begins: list[_Ints] = []
     ends: list[_Ints] = []
     sizes: list[int] = []
-    for paths, counts, is_target in _sequences(tensors, n, told, model):
+    for paths, counts, is_target in _sequences(tensors, n, by_name, model):
         begin, end = _span(counts)
         is_whole = is_target or not _may_cut_left(paths, model)
         begins.append(np.zeros_like(begin) if is_whole else begin)
@@ -162,14 +165,14 @@ def read_rows(batch: Any, lengths: Lengths, model: nn.Module) -> Rows:
     return Rows(n, tuple(sizes), first, behind, axes)
 
 
-def _n_rows(batch: Any, told: Mapping[str, Sequence[int]]) -> int:
+def _n_rows(batch: Any, by_name: Mapping[str, Sequence[int]]) -> int:
     if not isinstance(batch, (torch.Tensor, Mapping, list, tuple)):
         msg = (
             f"a batch is a mapping, a tuple or a list of tensors, got "
-            f"{type(batch).__name__}; of another object give its fields, vars(batch)"
+            f"{type(batch).__name__}. If it is an object with fields, give vars(batch)"
         )
         raise TypeError(msg)
-    for own in told.values():
+    for own in by_name.values():
         return len(own)
     values: list[Any] = [batch]
     if not isinstance(batch, torch.Tensor):
@@ -179,8 +182,11 @@ def _n_rows(batch: Any, told: Mapping[str, Sequence[int]]) -> int:
         return len(value)
     for value in values:
         if isinstance(value, Mapping):
-            return _n_rows(value, told)
-    msg = "the batch has no tensor with rows, so there is nothing to split"
+            return _n_rows(value, by_name)
+    msg = (
+        "the batch has no tensor with rows (dimension 0), so there is nothing to "
+        "split: give a mapping, a tuple or a list of tensors"
+    )
     raise TypeError(msg)
 
 
@@ -189,35 +195,39 @@ def _name(path: str) -> str:
 
 
 def _column_axes(path: str, tensor: torch.Tensor) -> range:
-    """Return which dimensions may be columns: of masks all behind the rows."""
+    """Return the dimensions that may be columns: of a mask all but the rows."""
     return range(1, tensor.dim() if _name(path).endswith("mask") else 2)
 
 
 def _sequences(
     tensors: Mapping[str, torch.Tensor],
     n: int,
-    told: Mapping[str, Sequence[int]],
+    by_name: Mapping[str, Sequence[int]],
     model: nn.Module,
 ) -> list[tuple[list[str], NDArray[np.bool_], bool]]:
-    """Find what is padded alike.
+    """Group the tensors that have the same padding.
 
     Returns:
-        The tensors; (n, columns) which count; whether it is a decoder's.
+        For each group: its tensors; (n, columns) which count; whether they are the
+        decoder's.
 
     Raises:
-        ValueError: It is not known which lengths are a tensor's.
+        ValueError: It is ambiguous which lengths belong to a tensor.
     """
     wide = {path: tensor for path, tensor in tensors.items() if tensor.dim() > 1}
     flat = [path for path, tensor in wide.items() if tensor.dim() == 2]
     masks = [path for path in flat if _name(path) in _MASKS]
-    if told and not wide:
-        msg = "lengths: no tensor of the batch has columns, so nothing can be cut"
+    if by_name and not wide:
+        msg = (
+            "lengths: no tensor of the batch has columns (dimension 1), so nothing can "
+            "be cut: leave lengths out"
+        )
         raise ValueError(msg)
     sources = [path for path in wide if not _name(path).startswith("decoder_")]
     first = next(iter([*masks, *sources, *wide]), "")
     lengths = {
         _path_of(name, wide) if name else first: np.asarray(own)
-        for name, own in told.items()
+        for name, own in by_name.items()
     }
     is_pair = _is_pair(model) or len(sources) < len(wide)
 
@@ -241,8 +251,9 @@ def _sequences(
         alike = [anchor for anchor in found if are_alike(anchor, path)]
         if path not in found and len(alike) > 1:
             msg = (
-                f"{path} has as many columns as {' and '.join(alike)}, which have "
-                f"other lengths: pass its lengths, lengths={{{path!r}: ...}}"
+                f"lengths: {path} has as many columns as each of "
+                f"{' and '.join(alike)}, whose lengths differ, so it is not clear "
+                f"whose padding it has: give its lengths, lengths={{{path!r}: ...}}"
             )
             raise ValueError(msg)
         if path not in found and alike:
@@ -259,7 +270,10 @@ def _sequences(
 
 
 def _is_pair(model: nn.Module) -> bool:
-    """Whether it is, or wraps, an encoder with a decoder; one alone may say so, too."""
+    """Whether the model is, or wraps, an encoder with a decoder.
+
+    The configuration of a bare encoder may say so too, so the decoder is looked for.
+    """
     return any(
         getattr(getattr(module, "config", None), "is_encoder_decoder", False)
         and hasattr(module, "decoder")
@@ -271,7 +285,10 @@ def _path_of(name: str, wide: Mapping[str, torch.Tensor]) -> str:
     """Return the path of the tensor that lengths are given for."""
     path = name.removesuffix(".1")
     if path not in wide:
-        msg = f"lengths: the batch has no {path!r} with columns, but {', '.join(wide)}"
+        msg = (
+            f"lengths: the batch has no tensor {path!r} with columns; it has "
+            f"{', '.join(wide)}"
+        )
         raise ValueError(msg)
     return path
 
@@ -280,14 +297,14 @@ def _counting(
     tensors: Sequence[torch.Tensor],
     paths: Sequence[str],
     n: int,
-    told: Mapping[str, NDArray[Any]],
+    lengths: Mapping[str, NDArray[Any]],
 ) -> NDArray[np.bool_]:
-    """Return (n, columns) which count in tensors that are padded alike."""
+    """Return (n, columns) which columns count in tensors with the same padding."""
     size = tensors[0].shape[1]
     counts, labelled = np.zeros((2, n, size), bool)
-    is_told = False
+    is_known = False
     for path, tensor in zip(paths, tensors, strict=True):
-        own, name = told.get(path), _name(path)
+        own, name = lengths.get(path), _name(path)
         if own is not None:
             is_fine = own.shape == (n,) and own.dtype.kind in "iu"
             if not is_fine or own.min() < 0 or own.max() > size:
@@ -297,24 +314,24 @@ def _counting(
                 )
                 raise ValueError(msg)
             counts |= np.arange(size) < own[:, None]
-            is_told = True
+            is_known = True
         elif tensor.shape == (n, size) and name in (*_MASKS, "labels"):
             shown = (tensor != (_IGNORED if name == "labels" else 0)).cpu().numpy()
             counts |= shown
             labelled |= shown & (name == "labels")
-            is_told = True
-    if not is_told:
+            is_known = True
+    if not is_known:
         return ~counts
-    # A label behind padding is predicted from that: such a row counts as a whole.
+    # A label right after padding is predicted from the padding: keep the whole row.
     begins = counts.argmax(axis=1)
     counts[(begins > 0) & labelled[np.arange(n), begins]] = True
-    if not told.keys() & paths:  # without any column attention goes to all alike
+    if not lengths.keys() & paths:  # a row that is all masked attends to all columns
         counts[~counts.any(axis=1)] = True
     return counts
 
 
 def _span(counts: NDArray[np.bool_]) -> tuple[_Ints, _Ints]:
-    """Return (n,) the first column that counts, and (n,) the one behind the last."""
+    """Return (n,) the first column that counts, and (n,) one past the last."""
     ends = counts.shape[1] - counts[:, ::-1].argmax(axis=1)
     begins, is_empty = counts.argmax(axis=1), ~counts.any(axis=1)
     ends[is_empty] = 1
@@ -331,13 +348,14 @@ def _may_cut_left(paths: Sequence[str], model: nn.Module) -> bool:
 
 
 def _rebuilt(value: Any, path: str, n: int, take: Callable[[str, Any], Any]) -> Any:
-    """Return a batch with what follows its rows replaced.
+    """Return a batch in which everything that has its rows is replaced.
 
     Args:
         value: The batch, or a part of it.
-        path: Where that is in it.
-        n: Rows.
-        take: What replaces a tensor, or a list or an array with an item a row.
+        path: The path of that part.
+        n: Rows of the batch.
+        take: Takes a path and a tensor, or a list or an array with one item a row, and
+            returns the replacement.
     """
     at = f"{path}." if path else ""
     if isinstance(value, torch.Tensor):
@@ -365,8 +383,8 @@ def take_rows(batch: Batch, rows: Rows, chosen: _Ints) -> Batch:
 
     Args:
         batch: The batch.
-        rows: What `read_rows` said of it.
-        chosen: (k,) their places.
+        rows: What `read_rows` returned for it.
+        chosen: (k,) The indices of the rows.
     """
     window, index = rows.window(chosen), chosen.tolist()
 
@@ -391,10 +409,10 @@ def take_rows(batch: Batch, rows: Rows, chosen: _Ints) -> Batch:
 
 
 def _counter(loss: Loss, batch: Any, rows: Rows, model: nn.Module) -> _Floats | None:
-    """Return (n,) what each row counts for in a mean; None where a function says it.
+    """Return (n,) each row's weight in the mean; None if `loss` is a function.
 
     Raises:
-        ValueError: It is no such word, or nothing counts.
+        ValueError: `loss` is another text, or no label counts.
     """
     if callable(loss):
         return None
@@ -406,12 +424,15 @@ def _counter(loss: Loss, batch: Any, rows: Rows, model: nn.Module) -> _Floats | 
     counts = _label_counts(batch, rows, model)
     if counts is None:
         msg = (
-            "loss='tokens' counts the batch's labels, and it has none: give a function "
-            "that counts what the loss is a mean over, in a batch of whatever rows"
+            "loss='tokens' counts the labels in batch['labels'], and this batch has "
+            "none: give a function of a batch that counts what your loss is a mean over"
         )
         raise ValueError(msg)
     if not counts.any():
-        msg = f"no label of the batch's {rows.n} rows counts, so its mean is no number"
+        msg = (
+            f"all labels of the batch's {rows.n} rows are {_IGNORED} (ignored), so the "
+            f"mean over them is not a number: skip this batch"
+        )
         raise ValueError(msg)
     return counts
 
@@ -428,7 +449,7 @@ def _label_counts(batch: Any, rows: Rows, model: nn.Module) -> _Floats | None:
 
 
 def _shifts(model: nn.Module) -> bool:
-    """Whether a model of transformers predicts each label from the tokens before it."""
+    """Whether a transformers model predicts each label from the tokens before it."""
     if _is_pair(model):
         return False
     for module in model.modules():
@@ -447,7 +468,7 @@ def _raise_if_batch_norm(model: nn.Module) -> None:
     """Make sure that no layer mixes rows.
 
     Raises:
-        MimoseError: Batch norm does, in training mode.
+        MimoseError: A layer of batch norm is in training mode.
     """
     kind = nn.modules.batchnorm._BatchNorm
     found = [
@@ -459,8 +480,9 @@ def _raise_if_batch_norm(model: nn.Module) -> None:
         more = f" and {len(found) - 3} more" if len(found) > 3 else ""
         msg = (
             f"{', '.join(found[:3])}{more}: batch norm in training mode normalises by "
-            f"the mean of all rows, so a batch in parts has other gradients. Put it in "
-            f"evaluation mode, replace it (group norm), or train the batch whole"
+            f"the mean of all rows, so micro-batches would have other gradients than "
+            f"the whole batch. Call eval() on it, replace it by group norm, or train "
+            f"the batch whole"
         )
         raise MimoseError(msg)
 
@@ -470,18 +492,20 @@ class Splitter:
 
     Args:
         engine: The session's parts.
-        forecasts: What steps to come would take.
+        forecasts: Predicts what a step would take.
     """
 
     def __init__(self, engine: Engine, forecasts: Forecasts) -> None:
         self._engine, self._forecasts = engine, forecasts
         self._ran: deque[tuple[int, int, float]] = deque(maxlen=_MOST_RAN)
-        """Rows and columns of micro-batches, and what memory grew by."""
+        """Rows, columns and growth in bytes of the last micro-batches."""
         self._knots: LRUCache[tuple[int, ...], tuple[int, float, _Floats]]
         self._knots = LRUCache(_MOST_KNOTS)
-        """Until which step; the most elements, and what shares of them take."""
+        """By budget, rows and columns: the step until which the entry is valid, the
+        most elements, and the seconds of shares of them."""
         self._roles: dict[str, int] = {}
-        """By the name of a size of the model's, what it is, as seen in a step."""
+        """By the name of an input size, as seen in a step: a sequence's index, or
+        `_ROWS`."""
         self._wrapper: Callable[[], Any] | None = None
         self._has_warned = False
 
@@ -516,13 +540,13 @@ class Splitter:
         whole = count(batch, np.arange(rows.n))
         order = _sorted(rows.ends - rows.begins)
         if counts is not None:
-            order = order[counts[order] > 0]  # a mean over none of them is no number
-        wrapper, told = self._ddp(model), 0.0
+            order = order[counts[order] > 0]  # a mean over no labels is NaN
+        wrapper, total = self._ddp(model), 0.0
         for chosen, is_last, is_again in self._parts(model, rows, order):
             part = take_rows(batch, rows, chosen)
             weight = 0.0 if is_again else count(part, chosen) / whole
-            told += weight
-            _check_weight(weight, told, is_last=is_last, is_again=is_again)
+            total += weight
+            _check_weight(weight, total, is_last=is_last, is_again=is_again)
             n_begun = self._engine.steps.n_begun
             with nullcontext() if wrapper is None or is_last else wrapper.no_sync():
                 yield part, weight
@@ -530,14 +554,15 @@ class Splitter:
                 self._note(rows, chosen)
             elif wrapper is not None and not is_last:
                 msg = (
-                    "the next micro-batch was asked for before this one was trained: "
-                    "ranks would reduce gradients in each. Train each of "
-                    "micro_batches() within the loop over them"
+                    "the loop took the next micro-batch before it trained this one. "
+                    "Under DistributedDataParallel run the forward and the backward of "
+                    "each micro-batch inside `for ... in "
+                    "session.micro_batches(batch)`, not over a list of them"
                 )
                 raise MimoseError(msg)
 
     def _ddp(self, model: nn.Module) -> Any:
-        """Return the wrapper that reduces the model's gradients; None without one."""
+        """Return the DDP wrapper around the model; None without one."""
         if n_ranks() < 2:
             return None
         if self._wrapper is None or self._wrapper() is None:
@@ -548,15 +573,16 @@ class Splitter:
     def _parts(
         self, model: nn.Module, rows: Rows, order: _Ints
     ) -> Iterator[tuple[_Ints, bool, bool]]:
-        """Yield rows, whether they are the last, and whether they come again."""
+        """Yield rows, whether they are the last, and whether they are a repetition."""
         group = waiting_group(model, self._engine.ranks)
         if group is not None:
             shared = parallel_shares(model)
             if shared:
                 msg = (
                     f"{next(iter(shared))} is shared by tensor parallelism, whose "
-                    f"ranks run the same rows together: micro_batches() splits each "
-                    f"rank's by itself. Split such batches alike on all ranks"
+                    f"ranks must run the same rows at the same time, but "
+                    f"micro_batches() would split them differently on each rank. Split "
+                    f"the batch yourself, the same way on all ranks"
                 )
                 raise MimoseError(msg)
             found: list[_Ints] = []
@@ -575,10 +601,10 @@ class Splitter:
 
     def _walk(self, rows: Rows, order: _Ints) -> Iterator[tuple[_Ints, bool]]:
         """Yield rows, and whether they are the last."""
-        self._engine.driver.renew_budget()  # a window begins with the first part
+        self._engine.driver.renew_budget()  # the window begins before its first forward
         ends: list[int] = []
         while len(order):
-            # A row by itself runs in any case: the longest was asked for.
+            # A single row runs in any case: `_split` has checked the longest.
             if not ends or (ends[0] > 1 and not self._fits(rows, order[: ends[0]])):
                 ends = self._split(rows, order)
             end, *rest = ends
@@ -589,7 +615,7 @@ class Splitter:
     # ------------------------------------------------------------------ what is known
 
     def _shape(self, rows: Rows, n: int, widths: Sequence[int]) -> dict[str, int]:
-        """Return the model's sizes that a micro-batch decides, by name; {}: none."""
+        """Return a micro-batch's sizes by their names in the model; {} if not known."""
         last = self._engine.snapshot.typical
         if last is None:
             return {}
@@ -609,16 +635,16 @@ class Splitter:
             return None
         try:
             return self._forecasts.ask(shape, None, True)
-        except MimoseError:  # nothing is known, or no plan is made for such steps
+        except MimoseError:  # nothing was measured, or no plan is made for such steps
             return None
 
     def _fits(self, rows: Rows, chosen: _Ints) -> bool | None:
-        """Whether rows are known to fit; None where nothing is known."""
+        """Whether rows are predicted to fit; None if that is not known."""
         found = self._ask(rows, len(chosen), rows.widths(chosen))
         return None if found is None else found.fits
 
     def _may_run(self, rows: Rows, n: int, widths: Sequence[int]) -> bool:
-        """Whether so many rows fit, or may be tried."""
+        """Whether a micro-batch is predicted to fit, or is small enough to be tried."""
         found = self._ask(rows, n, widths)
         if found is not None and found.fits is not None:
             return found.fits
@@ -627,14 +653,14 @@ class Splitter:
         room = (budget_bytes - memory.start_bytes) / memory.reserved_ratio
         columns = sum(widths)
         for n_ran, wide, growth in self._ran:
-            # By columns it grows by their square at the most, as attention's scores do.
+            # Memory grows at most by the square of the columns, as attention scores do.
             times = n / n_ran * max(1.0, columns / max(1, wide)) ** 2
             if times <= _GROWTH and times * growth <= room:
                 return True
         return n == 1
 
     def _note(self, rows: Rows, chosen: _Ints) -> None:
-        """Record what a micro-batch took, and what its sizes are called."""
+        """Record the growth of a micro-batch, and the names of its sizes."""
         n, widths = len(chosen), rows.widths(chosen)
         record = self._engine.records[-1] if self._engine.records else None
         if record is not None:
@@ -654,10 +680,11 @@ class Splitter:
     # ------------------------------------------------------------------ choosing
 
     def _split(self, rows: Rows, order: _Ints) -> list[int]:
-        """Return where micro-batches end: Note: [The split].
+        """Return the ends of the micro-batches: Note: [The split].
 
         Returns:
-            The ends; that of the first one alone where it is to be tried.
+            One past the last row of each micro-batch; if forecasts are missing, only of
+            the first.
 
         Raises:
             InfeasibleBudgetError: The longest row does not fit by itself.
@@ -682,7 +709,7 @@ class Splitter:
             near[:] = np.minimum(near, _SHRINK * _elements(len(first), widths))
 
     def _tried(self, rows: Rows, order: _Ints) -> int:
-        """Return how many rows may be tried, the shortest first."""
+        """Return how many of the shortest rows may be tried together."""
         n = 1
         while n < len(order):
             more = order[: 2 * n]
@@ -692,11 +719,11 @@ class Splitter:
         return n
 
     def _table(self, rows: Rows, begins: _Ints, ends: _Ints) -> tuple[_Floats, _Floats]:
-        """Return what is asked of the forecast, by row: Note: [The split].
+        """Return the forecasts for each row, interpolated: Note: [The split].
 
         Returns:
-            (m,) the most elements of a micro-batch that ends there; (m, shares) what
-            shares of it take.
+            (m,) The most elements of a micro-batch that ends at this row; (m, shares)
+            the seconds of shares of it.
         """
         m, most, costs = len(begins), [], []
         places = np.unique(np.linspace(0, m - 1, _KNOTS).round().astype(int))
@@ -712,7 +739,7 @@ class Splitter:
         return np.interp(at, places, most), np.stack(by_share, axis=1)
 
     def _knot(self, rows: Rows, widths: Sequence[int]) -> tuple[float, _Floats]:
-        """Return the most elements of rows of a length, and what shares of it take."""
+        """Return the most elements at one length, and the seconds of shares of them."""
         n_steps = self._engine.steps.n_begun
         key = self._engine.memory_limit.budget_bytes, rows.n, *widths
         until, elements, costs = self._knots.get(key, (0, 0.0, np.empty(0)))
@@ -724,12 +751,12 @@ class Splitter:
             n = max(1, self._forecasts.largest(shape, name, None, rows.n, True))
         some = np.unique(np.ceil(n * _SHARES[1:])).astype(int)
         sizes = np.array([_elements(int(each), widths) for each in some])
-        told = [self._ask(rows, int(each), widths) for each in some]
-        seconds = [f.seconds for f in told if f is not None and f.seconds is not None]
+        found = [self._ask(rows, int(each), widths) for each in some]
+        seconds = [f.seconds for f in found if f is not None and f.seconds is not None]
         known = len(seconds) == len(some)
         cost = np.array(seconds) if known else sizes + _FIXED * sizes[-1]
         first = cost[0]
-        if len(some) > 1:  # of no rows at all
+        if len(some) > 1:  # extrapolate to no rows: the fixed time
             first -= sizes[0] * (cost[1] - cost[0]) / (sizes[1] - sizes[0])
         elements, cost = float(sizes[-1]), np.r_[max(0.0, first), cost]
         costs = np.interp(_SHARES * elements, np.r_[0.0, sizes], cost)
@@ -739,7 +766,8 @@ class Splitter:
     def _raise_if_too_long(self, rows: Rows, alone: _Ints) -> None:
         """Make sure that a row fits by itself.
 
-        But for the margin it may: its step is seen, and what that takes decides.
+        If its prediction is within the budget but not within the margin, it runs, and
+        its measured peak decides.
         """
         widths = rows.widths(alone)
         found = self._ask(rows, 1, widths)
@@ -753,27 +781,34 @@ class Splitter:
         raise InfeasibleBudgetError(
             found.budget_bytes,
             peak,
-            {"what is held": start, "the row, everything recomputed": peak - start},
+            {
+                "held before the step": start,
+                "the row itself, with everything recomputed": peak - start,
+            },
             f"Row {alone[0]} of the batch{length} does not fit by itself. Raise the "
             f"budget to at least {format_bytes(peak)}, or leave such rows out.",
         )
 
 
-def _check_weight(weight: float, told: float, *, is_last: bool, is_again: bool) -> None:
-    """Make sure that a user's function counts what adds up.
+def _check_weight(
+    weight: float, total: float, *, is_last: bool, is_again: bool
+) -> None:
+    """Make sure that the counts of a user's function are positive and add up.
 
     Raises:
-        ValueError: It does not.
+        ValueError: They are not.
     """
     if is_again or (
-        weight > 0.0 and (not is_last or math.isclose(told, 1.0, rel_tol=1e-6))
+        weight > 0.0 and (not is_last or math.isclose(total, 1.0, rel_tol=1e-6))
     ):
         return
-    what = f"adds up to {told:.6g} of that" if is_last else f"is {weight:.6g} of that"
+    what = f"counted {weight:.6g} of the whole batch in one micro-batch"
+    if is_last and weight > 0.0:
+        what = f"counted {total:.6g} times the whole batch in all micro-batches"
     msg = (
-        f"loss: what the function counts in a part of the batch {what} of the whole: "
-        f"it has to count what the loss is a mean over, such as rows or tokens, which "
-        f"is above 0 in each part and adds up; leave rows out of which nothing counts"
+        f"loss: the function {what}. It must count what your loss is a mean over, such "
+        f"as rows or label tokens: more than 0 in each micro-batch, and adding up to "
+        f"the count of the whole batch. Leave out rows in which nothing counts"
     )
     raise ValueError(msg)
 
@@ -783,15 +818,16 @@ def _elements(n: int, widths: Sequence[int]) -> float:
 
 
 def _rounded(widths: Sequence[int]) -> list[int]:
-    """Return the next lengths among those that are asked for."""
+    """Return lengths rounded up to those for which forecasts are made."""
     steps = [math.ceil(_OCTAVE * math.log2(width) - 1e-9) for width in widths]
     return [math.ceil(2.0 ** (step / _OCTAVE)) for step in steps]
 
 
 def _sorted(spans: _Ints) -> _Ints:
-    """Return the order of rows; of two sequences by the first one's rounded length.
+    """Return the rows in order of length.
 
-    Rows of about one source length then go by their targets'.
+    With two sequences the first one's length is rounded, so that rows of similar source
+    length are sorted by their target length.
     """
     n, n_sequences = spans.shape
     if not n_sequences:
@@ -805,19 +841,19 @@ def _sorted(spans: _Ints) -> _Ints:
 def _least(
     begins: _Ints, ends: _Ints, most: _Floats, elements: _Floats, costs: _Floats
 ) -> list[int]:
-    """Return where runs of rows end that take least in sum.
+    """Return the ends of the runs of rows whose total cost is least.
 
     Args:
-        begins: (m, sequences) the first column of each row.
-        ends: (m, sequences) behind its last.
-        most: (m,) elements of a run that ends there.
-        elements: (m,) of which `costs` tells shares.
-        costs: (m, shares) what they take.
+        begins: (m, sequences) The first column of each row.
+        ends: (m, sequences) One past its last column.
+        most: (m,) The most elements of a run that ends at this row.
+        elements: (m,) The elements of which `costs` has shares.
+        costs: (m, shares) The seconds of these shares.
     """
     m = len(begins)
     shortest = np.maximum((ends - begins).sum(1), 1).min()
     n = np.arange(1, min(m, int(most.max() // shortest) + 1) + 1)
-    rows = np.arange(1, m + 1)[:, None] - n  # of runs that end there, the last first
+    rows = np.arange(1, m + 1)[:, None] - n  # the first row of each run
     is_none, rows = rows < 0, np.maximum(rows, 0)
     last = np.maximum.accumulate(ends[rows], axis=1)
     widths = last - np.minimum.accumulate(begins[rows], axis=1)

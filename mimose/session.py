@@ -83,87 +83,92 @@ def attach(
     agree: str | ProcessGroup | None = "auto",
     **others: Any,
 ) -> Session:
-    """Plan every training step of a model within a memory budget.
+    """Keep every training step of a model within a memory budget.
 
-    The loop stays as it is. Each forward of the model in training mode, with grad
-    enabled, gets a plan for the shape of its inputs: which layers keep their
-    activations, and which recompute them in backward. Evaluation passes straight
-    through. Gradients, random state and buffers are bit for bit those of the bare
-    model, unless lossy actions are asked for.
+    Your training loop stays as it is. Each forward of the model in training mode, with
+    grad enabled, gets a plan for the shape of its inputs: which layers keep their
+    activations, and which recompute them in the backward. Evaluation runs without
+    plans. Gradients, random state and buffers equal those of the bare model to the last
+    bit, unless you allow lossy actions.
+
+    The idea to plan by input size while training is from Mimose (Liao et al., IPDPS
+    2023, `arXiv:2209.02478 <https://arxiv.org/abs/2209.02478>`_).
 
     Args:
         model: The model, on its device. Its names, `state_dict` and configuration do
-            not change. Of `DistributedDataParallel` it is the module inside.
-        budget: The most bytes the device (on CPU: the process's resident set) may
-            hold at any moment of a step, parameters, gradients and optimizer state
-            included: ``"6GiB"``, ``"6GB"``, an integer number of bytes, a float in
-            (0, 1] or ``"80%"``, a fraction of the device's memory, or ``"+400MiB"``,
-            so much more than is held at attach. None on an accelerator: what is free
-            there and what this process holds, less 3% or 512 MiB, whichever is more,
-            and 1 GiB more where ranks communicate. A function without arguments that
-            returns one of these is asked here, and in the first forward of each
-            accumulation window. `Session.budget` can be set.
-        layers: The modules to plan for: None to discover them, a module class, a
-            qualified name, several of these, or a predicate over ``(module)`` or
-            ``(name, module)``. ``units`` is another name of it.
-        actions: What may happen to a layer's activations: ``"auto"`` for what is best
-            by default, which is to keep or recompute whole layers (``"whole"``);
-            ``"all"`` for lossy ones and those that use the host's memory as well; or
-            the names of those beside ``"keep"`` and ``"recompute"``, such as
-            ``"selective"``, which rebuilds what a layer's cheap operators have made.
-            Only ``"all"``, ``"pool"``, ``"pool4"``, ``"quantize"`` and ``"quantize4"``
-            change gradients.
-        planner: ``"auto"``, ``"optimal"``, ``"greedy"`` (Mimose's Algorithm 1),
-            ``"none"``, ``"full"``, ``"every-K"``, or a `mimose.planners.Planner`.
-        predictor: What fits bytes and FLOPs to sizes, a copy for each quantity: an
-            estimator with ``fit`` and ``predict``, such as scikit-learn's. None for
+            not change. If it is a `DistributedDataParallel`, the module inside is
+            planned.
+        budget: The most bytes that the device (on a CPU: the process's resident set)
+            may hold at any moment of a step, with parameters, gradients and optimizer
+            state. It is one of: ``"6GiB"`` (2**30 bytes each) or ``"6GB"`` (10**9); an
+            integer number of bytes; a float in (0, 1] or ``"80%"``, a share of the
+            memory that this process can have; ``"+400MiB"``, that much more than is
+            held now; or None on an accelerator: all free memory and what this process
+            holds, less 3% or 512 MiB, whichever is more, and less 1 GiB where ranks
+            communicate. It may also be a function without arguments that returns one
+            of these. mimose calls it here and in the first forward of each accumulation
+            window. You can set `Session.budget` later.
+        layers: The modules to plan for: None to find them, a module class, a qualified
+            name, several of these, or a predicate that takes ``(module)`` or
+            ``(name, module)``. ``units`` is an alias.
+        actions: What may happen to a layer's activations. ``"auto"`` and ``"whole"``
+            keep or recompute whole layers. ``"all"`` allows every action, also lossy
+            ones and those that use the host's memory. Or name the actions to allow
+            beside keep and recompute: ``"selective"``, ``"offload"``,
+            ``"offload_input"``, ``"quantize"``, ``"quantize4"``, ``"pool"``,
+            ``"pool4"``. Only the last four change gradients.
+        planner: ``"auto"``, ``"optimal"``, ``"greedy"`` (Algorithm 1 of Mimose),
+            ``"none"`` (keep everything), ``"full"`` (recompute everything),
+            ``"every-K"``, or an object like `mimose.planners.Planner`.
+        predictor: The estimator that fits bytes and FLOPs to sizes, with ``fit`` and
+            ``predict`` as in scikit-learn. Each quantity gets a copy. None for
             `mimose.predictors.LeastSquares`.
-        cache_size: The most plans kept.
-        refine: Whether a thread beside training makes fits, makes plans for shapes
-            that are on their way and replaces plans by proven optimal ones. Without it
-            all but the latter is done in the steps, and equal runs make equal plans.
-        on_infeasible: ``"raise"`` or ``"warn"`` and train on with the least plan.
-        meter: Where memory is read: None to choose by the device, a name or an object
+        cache_size: The most plans in the cache.
+        refine: Whether a worker thread fits predictions, makes plans for the next
+            shapes and replaces plans by proven optimal ones. If False, the steps do all
+            of it but the replacing, and equal runs make equal plans.
+        on_infeasible: What to do if no plan keeps the budget: ``"raise"`` an error, or
+            ``"warn"`` once and train on with the plan of the least peak.
+        meter: What reads memory: None to choose by the device, a name, or an object
             (see `mimose.memory.meters.make_meter`).
-        record_to: A file to append each step's record to, as a line of JSON. Its
-            folder is made if it is not there.
-        host_budget: The most memory of the host that ``"offload"`` and
-            ``"offload_input"`` may hold, as `budget` but for ``"+…"``: ``"16GiB"``, or
-            a share of what is free there as the session begins. None for half of it.
-        wall: Whether an accelerator's allocator keeps the budget itself
-            (``set_per_process_memory_fraction``), from a training forward to the end of
-            its backward. At the wall it frees its cached blocks, and fails only where
-            that is not enough. Without effect on a CPU.
-        agree: Whether the ranks of a distributed training agree on each forward's plan,
-            by one small exchange: ``"auto"`` where a layer's own forward waits for
-            other ranks (batch norm over all ranks, tensor parallelism, FSDP groups
-            inside the layer), None never, or the process group of those that run the
-            same layers, of gloo, where the layers send something by their own calls
-            (experts on other ranks, attention over a ring).
-        others: ``units``, another name of `layers`.
+        record_to: A file to which each step's record is appended as a line of JSON. Its
+            folder is made if it does not exist.
+        host_budget: The most host memory that ``"offload"`` and ``"offload_input"`` may
+            hold, written like `budget` (without ``"+…"``). A share is one of the host's
+            free memory when the session begins. None for half of it.
+        wall: Whether the accelerator's allocator enforces the budget
+            (``set_per_process_memory_fraction``) from a training forward to the end of
+            its backward. At the limit it frees its cached blocks; an allocation fails
+            only if that is not enough. No effect on a CPU.
+        agree: Whether the ranks of distributed training agree on each forward's plan,
+            by one small exchange. ``"auto"``: they agree if a layer's own forward waits
+            for other ranks (batch norm over all ranks, tensor parallelism, FSDP groups
+            inside the layer). None: never. A gloo process group: its ranks agree. Give
+            one if layers communicate by their own calls (experts on other ranks, ring
+            attention), which mimose cannot see.
+        others: Only ``units``, the alias of `layers`.
 
     Returns:
-        The session; also a context manager.
+        The session, which is also a context manager.
 
     Raises:
-        BudgetError: A budget cannot be read, no wall can be set at it, or there is
-            nothing that a budget of the host would be for.
-        InfeasibleBudgetError: More than the budget is held already; where ranks agree,
-            on any rank.
-        OtherRankError: Where ranks agree, another could not attach, or did not wait
-            for this one any longer.
-        NoUnitsError: No modules to plan for were found.
-        AlreadyAttachedError: The model has a session already.
+        BudgetError: The budget cannot be read or enforced; or there is a `host_budget`
+            and no action that uses the host's memory.
+        InfeasibleBudgetError: More than the budget is held already (on any of the
+            ranks, if they agree).
+        OtherRankError: Ranks agree, and another rank could not attach.
+        NoUnitsError: No layers were found.
+        AlreadyAttachedError: Another session plans this model.
         CheckpointingConflictError: The model's own checkpointing is switched on.
-        MimoseError: The model is compiled, a CUDA graph, or on several devices; or the
-            ranks that are to agree plan different things, not all of them have layers
-            that wait, or not all attach.
-        ValueError: Another argument is none of those above.
-        TypeError: The model is no module, or there is no such argument (any more).
+        MimoseError: The model is compiled as a whole, captured in a CUDA graph, or
+            spread over several devices; or ranks should agree, and they plan different
+            things or do not all attach.
+        ValueError: Another argument has a value that is not allowed.
+        TypeError: `model` is not a module, or there is no such argument.
     """
     layers = layers_of(attach, layers, others)
     check_agree(agree)
-    check_choices(on_infeasible, cache_size)
+    check_choices(on_infeasible, cache_size, record_to, wall=wall, refine=refine)
     check_estimator(predictor)
     host = _host(model, actions, host_budget)
     options = Options(
@@ -187,26 +192,27 @@ def attach(
 def _host(
     model: nn.Module, actions: str | Sequence[str], host_budget: float | str | None
 ) -> Host | None:
-    """Return what holds tensors on the host; None where nothing does."""
+    """Return what holds tensors on the host; None if no action does."""
     if need_host(actions):
         raise_if_no_model(model)
         return make_host(only_device(model), host_budget)
     if host_budget is not None:
         msg = (
-            f"host_budget {host_budget!r}: none of the actions {actions!r} holds "
-            f"anything on the host; add 'offload' or 'offload_input', or leave it out"
+            f"host_budget {host_budget!r} has no effect: none of the actions "
+            f"{actions!r} uses the host's memory. Add 'offload' or 'offload_input' to "
+            f"actions, or leave host_budget out"
         )
         raise BudgetError(msg)
     return None
 
 
 class Session:
-    """The planner of one model, from `attach` until `detach`.
+    """Plans the training steps of one model, from `attach` until `detach`.
 
-    A context manager; leaving it detaches.
+    It is a context manager: leaving the ``with`` block detaches.
 
     Attributes:
-        records: The last steps' `StepRecord`, a bounded sequence, oldest first.
+        records: The `StepRecord` of the last 10,000 steps, oldest first.
     """
 
     def __init__(self, model: nn.Module, options: Options) -> None:
@@ -215,9 +221,9 @@ class Session:
         raise_if_attached(model)
         raise_if_unplannable(model)
         self._model: nn.Module | None = model
-        """None once it is detached: who keeps the session keeps no model."""
+        """None after detach, so that a kept session does not keep the model alive."""
         self._of: dict[str, Any] = {}
-        """What was learned of whom, once it is detached."""
+        """The description of the model, from detach on."""
         self._engine = make_engine(model, options)
         self._n_layers = len(self._engine.layers)
         self.records = self._engine.records
@@ -241,31 +247,30 @@ class Session:
 
     @property
     def budget_bytes(self) -> int:
-        """The budget that holds now, in bytes. ``budget`` is the same."""
+        """The present budget in bytes, the same as `budget`."""
         return self._engine.memory_limit.budget_bytes
 
     @property
     def budget(self) -> int:
-        """The budget, in bytes; to be set to whatever `attach` takes for it.
+        """The budget in bytes. You can set it to anything that `attach` takes.
 
         ::
 
             session.budget = "40GiB"
             session.budget = lambda: "60GiB" if engine.sleeps else "20GiB"
 
-        A share is one of what is free and what this process holds by now, ``"+1GiB"``
-        counts from what is held now, and None takes all there is now, as `attach` does.
-        Between steps the budget holds at once, and cached blocks above it are freed.
-        Set within an accumulation window (between a forward and its backward, or before
-        the optimizer's step that uses the gradients that are there) it holds from the
-        next window on. A function is asked in the first forward of each window. Where
-        ranks agree each rank has its own budget, and the plans keep all of them.
+        Shares, ``"+1GiB"`` and None refer to the memory that is free and held when you
+        set them. Between steps the new budget holds at once, and cached blocks above it
+        are freed. Inside an accumulation window (from the first forward to the
+        optimizer step) it holds from the next window on. A function is called in the
+        first forward of each window. If ranks agree, each rank has its own budget, and
+        the plans keep all of them.
 
         Raises:
-            BudgetError: It cannot be read.
-            InfeasibleBudgetError: More is held already. Where it holds from the next
-                window on, that window's first forward raises this. The budget stays
-                what it was.
+            BudgetError: The budget cannot be read.
+            InfeasibleBudgetError: More than the budget is held already. The old budget
+                stays. A budget that was set inside a window, or a function's, raises
+                this in the first forward of the next window.
             MimoseError: The session was detached.
         """
         return self.budget_bytes
@@ -276,9 +281,10 @@ class Session:
         self._engine.set_budget(value)
 
     def detach(self) -> None:
-        """Give the model back as it was. Harmless twice.
+        """Restore the model as it was before `attach`. A second call does nothing.
 
-        What happened and what was learned stay readable; the model is freed.
+        The session's records, report and `state_dict` stay readable. It does not keep
+        the model alive.
         """
         self._ahead.close()
         self._engine.detach()
@@ -299,21 +305,29 @@ class Session:
 
     @property
     def peak_bytes(self) -> int:
-        """The highest reading since the session began, optimizer steps included.
+        """The highest reading in bytes since the session began, with optimizer steps.
 
-        The session resets the device's peak counter; use this in its place.
+        The session resets the device's peak counters, so read this instead of them.
         """
         return self._engine.memory_limit.highest_bytes()
 
     def step(self, closure: Callable[[], _Result]) -> _Result:
-        """Run a forward and its backward; again, from the start, if they fail.
+        """Run a forward and its backward, and run them again if memory runs out.
 
-        Running out of memory in backward cannot be hidden from a user's loop. This
-        can: gradients, random state and running statistics are put back, and the
-        closure is run again with everything recomputed. A layer that turned out not
-        to be recomputable is kept in the next run, and so are those that are built
-        alike; it is repeated as long as such are found. Where gradients are there
-        already (accumulation), a copy of them is held meanwhile.
+        ::
+
+            def forward_and_backward():
+                loss = model(**batch).loss
+                loss.backward()
+                return loss.detach()
+
+            loss = session.step(forward_and_backward)
+
+        In a plain loop mimose cannot repeat a backward that fails. Here it can: it
+        restores gradients, random state and running statistics, and calls the closure
+        again with everything recomputed. If a layer cannot be recomputed, it and the
+        layers built like it are kept in the next try. If gradients exist already
+        (accumulation), the session holds a copy of them during the step.
 
         Args:
             closure: Runs forward and backward, and returns anything, such as the loss.
@@ -322,8 +336,8 @@ class Session:
             What `closure` returns.
 
         Raises:
-            RuntimeError: It failed with nothing new found, or in another way; or other
-                ranks take part in it, so that no rank can run it again alone.
+            RuntimeError: The closure failed again, or for another reason; or other
+                ranks take part in the step, so that no rank can repeat it alone.
             MimoseError: The session was detached.
         """
         restore_gradients = saved_gradients(self._raise_if_detached())
@@ -343,7 +357,7 @@ class Session:
     def micro_batches(
         self, batch: Batch, *, lengths: Lengths = None, loss: Loss = "rows"
     ) -> Iterator[tuple[Batch, float]]:
-        """Split a batch by rows into micro-batches that fit and take least time.
+        """Split a batch by rows into micro-batches that fit and take the least time.
 
         ::
 
@@ -351,107 +365,105 @@ class Session:
                 (weight * model(**micro_batch).loss).backward()
             optimizer.step()
 
-        Rows of like lengths come together, without the columns that are padding in all
-        of them. The sum of the weighted losses is the loss of the whole batch, and so
-        are the gradients, but for rounding and for dropout, which draws anew. Each row
-        comes once. Micro-batches are made as the loop asks for them: what is learned in
-        one serves the next. The first one of a session without knowledge is one row.
+        Rows of similar length come together, and columns that are padding in all of
+        them are cut. Each row comes once. The weighted losses add up to the loss of the
+        whole batch, and their gradients to its gradients, except for rounding and for
+        dropout, which draws new numbers. The session makes each micro-batch when the
+        loop takes it, so the later ones use what the earlier ones have shown. If the
+        session has measured nothing yet, the first micro-batch is one row.
 
-        The loss has to be a mean over rows, over label tokens, or over what a function
-        counts. (One that is a sum needs no weight.) A loss that compares rows with each
-        other, as contrastive ones do, or an auxiliary one over the batch, as those that
-        balance experts, is no such mean, and its parts have other gradients.
+        The loss must be a mean over rows, over label tokens, or over what a function
+        counts. (A loss that is a sum needs no weight.) A loss that compares rows with
+        each other (contrastive), or that is taken over the whole batch (to balance
+        experts), is no such mean: its micro-batches have other gradients.
 
-        Under `DistributedDataParallel` the numbers of micro-batches may differ by rank:
-        all but the last run under ``no_sync``, and the loop stays as it is. Where ranks
-        wait for each other's forwards (FSDP2, experts), all run as many: the smallest
-        comes again, with a weight of 0.
+        Under `DistributedDataParallel` each rank may have another number of
+        micro-batches: all but the last run under ``no_sync``, and the loop stays as it
+        is. If ranks wait for each other's forwards (FSDP2, experts), all run the same
+        number: some repeat their smallest micro-batch, with a weight of 0.
 
         Args:
-            batch: Tensors, in a mapping, a tuple or a list, however nested. Dimension 0
-                is the rows. Lists with an item a row are split too; numbers, texts and
-                tensors with one row or none are passed on.
-            lengths: How many columns of each row count, from the left; or, where
-                several tensors have different lengths, that by the tensor's name.
-                None for what ``attention_mask`` and ``decoder_attention_mask`` say, and
-                labels of -100; a column that one of them counts is never cut. Tensors
-                with as many columns (dimension 1) are cut alike; what belongs to a
-                decoder (``decoder_…``, its ``labels``) by itself. Padding on the left
-                is cut where the batch has ``position_ids`` or positions are rotary.
-                To cut nothing, as for a model that padding changes, give the padded
-                length of each.
-            loss: ``"rows"`` for a mean over rows (a warning where labels differ in
-                number); ``"tokens"`` for one over
-                ``batch["labels"]`` that are not -100, without the first column where a
-                causal model of transformers shifts them (rows without a label are left
-                out); or a function of a batch that counts what the loss is a mean over,
-                which adds up over rows, such as
+            batch: Tensors in mappings, tuples and lists, nested in any way. Dimension 0
+                is the rows. Lists with one item a row are split too. Numbers, texts,
+                and tensors with one row or without dimensions are passed on unchanged.
+            lengths: (n_rows,) How many columns of each row count, from the left; or a
+                mapping from a tensor's name to such lengths. None to read
+                ``attention_mask``, ``decoder_attention_mask`` and labels of -100; a
+                column that counts in one of them is never cut. Tensors with the same
+                number of columns (dimension 1) are cut alike, a decoder's
+                (``decoder_…``, its ``labels``) separately. Padding on the left is cut
+                only if the batch has ``position_ids`` or the positions are rotary. To
+                cut nothing, give the padded length of each row.
+            loss: What the loss is a mean over. ``"rows"``: over rows. ``"tokens"``:
+                over the elements of ``batch["labels"]`` that are not -100, without the
+                first column if a causal model of transformers shifts them; rows without
+                a label are left out. A function: takes a batch and returns what counts
+                in it, which must add up over rows, such as
                 ``lambda part: (part["labels"][:, 1:] != -100).sum()``.
 
         Returns:
-            An iterator of micro-batches, built as the batch is, and their weights.
+            An iterator of pairs of a micro-batch, which has the structure of the batch,
+            and its weight, a share of the whole batch.
 
         Raises:
             MimoseError: The session was detached; a layer of batch norm is in training
                 mode; or the model is shared by tensor parallelism.
-            TypeError: The batch is none of those above.
-            ValueError: Another argument is none of those above; a tensor has another
-                number of rows; or nothing counts.
-            InfeasibleBudgetError: While it is iterated over: no plan fits a row by
-                itself.
+            TypeError: The batch is not a mapping, a tuple, a list or a tensor.
+            ValueError: `lengths` or `loss` has a value that is not allowed; a tensor
+                has another number of rows; or no label counts.
+            InfeasibleBudgetError: During the iteration: no plan fits a single row.
         """
         return self._splitter.split(self._raise_if_detached(), batch, lengths, loss)
 
     def watch(self, loader: Iterable[_Batch]) -> Iterable[_Batch]:
-        """Know the next batch's shape while a step runs, so that its plan is ready.
+        """Read one batch ahead, so that the plan of the next step is ready in time.
 
         ::
 
             for batch in session.watch(loader):
                 ...
 
-        The batches are the loader's own, in its order, and it may be watched anew in
-        each epoch. They are read one ahead in lists, tuples and a `DataLoader` with
-        workers. Any other loader is returned as it is, for reading ahead may change
-        what it draws: its plans are made as shapes come, in some milliseconds once.
+        The batches and their order are those of the loader. Watch it again in each
+        epoch. Only lists, tuples and a `DataLoader` with workers are read ahead. Any
+        other loader is returned unchanged, because reading ahead may change what it
+        draws; then a new shape takes some milliseconds once, for its plan.
 
         Args:
             loader: An iterable of batches: tensors, or mappings, tuples, lists and
-                dataclasses of them, however nested.
+                dataclasses of them, nested in any way.
 
         Returns:
-            An iterable of the same batches; its length, if it has one, and all other
+            An iterable of the same batches. Its length, if it has one, and all other
             attributes are those of the loader.
 
         Raises:
-            TypeError: The loader cannot be iterated over.
+            TypeError: `loader` is not iterable.
         """
         check_watched(loader)
         return watched(loader, self._ahead)
 
     def expect(self, shapes: Iterable[Mapping[str, int]]) -> None:
-        """Tell the sizes of all batches to come, where a sampler knows them.
+        """Announce the sizes of all later batches, if you know them.
 
         ::
 
             session.expect({"input_ids.1": length} for length in lengths)
 
-        A budget that cannot hold for the largest of them is then an error (or a
-        warning, under ``on_infeasible="warn"``) in the first step whose predictions
-        reach so far, rather than where that batch comes. Given before the first step,
-        names are looked at with the second one; a name that is not one of the model's
-        is a warning then, and nothing is expected.
+        If the budget is too small for the largest of them, you get the error (or, with
+        ``on_infeasible="warn"``, the warning) in the first step whose predictions reach
+        that far, and not hours later with that batch. Before the first step the names
+        are unknown: they are checked in the second step, and a wrong name is a warning.
 
         Args:
-            shapes: Sizes by name, as for `explain`; those that are not named are as in
-                the step that is about to run. They take the place of shapes given
-                before.
+            shapes: Mappings from the names of sizes to sizes, as for `explain`. Sizes
+                that you do not name are those of the next step. A new call replaces the
+                shapes of the last one.
 
         Raises:
-            MimoseError: A name is not one of the model's; or the session was
+            MimoseError: The model has no size of such a name; or the session was
                 detached.
-            TypeError: A shape is no mapping.
-            ValueError: A size is no integer of at least 1.
+            TypeError: `shapes` is not an iterable of mappings.
+            ValueError: A size is not an integer of at least 1.
         """
         self._raise_if_detached()
         last = self._engine.describer.last
@@ -461,8 +473,8 @@ class Session:
     def _raise_if_detached(self) -> nn.Module:
         if self._model is None:
             msg = (
-                "the session was detached, so it plans for no model any more: call "
-                "mimose.attach again (its state_dict() can be loaded there)"
+                "the session was detached and plans no more steps: call mimose.attach "
+                "again. To keep what it learned, load its state_dict() there"
             )
             raise MimoseError(msg)
         return self._model
@@ -470,28 +482,27 @@ class Session:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was learned, ready for JSON: no tensors, no pickled objects.
+        """Return what was learned as plain JSON data, without tensors or objects.
 
-        `torch.load` takes a checkpoint with it under `weights_only=True`, too.
-        A session that loads it plans from its first step on, within any budget. Plans
-        are not part of it: a new one takes about a millisecond.
+        A session that loads it plans from its first step, within any budget.
+        `torch.load` with ``weights_only=True`` reads a checkpoint that contains it. It
+        contains no plans, because a new plan takes about a millisecond.
         """
         of = self._of if self._model is None else self._description(self._model)
         return sealed(plain({"of": of, **self._engine.state_dict()}))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what another session learned, in place of what this one has.
+        """Replace what this session has learned by what another session learned.
 
-        The budget, the planner and the predictor may be others: samples are fitted
-        again.
+        Budget, planner and predictor may differ: the samples are fitted again.
 
         Args:
-            state: What ``state_dict`` returned, or what came back from JSON.
+            state: What ``state_dict`` returned, also after a way through JSON.
 
         Raises:
-            StateMismatchError: It is of another model, device or torch, of a time when
-                losses went by rows in all steps, or it is damaged. Nothing has changed
-                then.
+            StateMismatchError: The state belongs to another model, other layers,
+                another device or version of torch, or it is damaged. The session is
+                unchanged.
             MimoseError: The session was detached.
         """
         raise_if_of_another(state, self._description(self._raise_if_detached()))
@@ -523,16 +534,16 @@ class Session:
     # ------------------------------------------------------------------ reporting
 
     def report(self, width: int | None = None) -> str:
-        """Return what happened so far, as text for people.
+        """Return what happened so far, as text to read.
 
         Args:
-            width: In so many columns; None for the terminal's.
+            width: Characters in a line; None for the width of the terminal.
         """
         width = width or terminal_width()
         return _report.report(self.summary(), list(self.records), width)
 
     def summary(self) -> Summary:
-        """Return the session in numbers."""
+        """Return what happened so far, as numbers."""
         snapshot = self._engine.snapshot
         return _report.summarise(
             self.records,
@@ -552,16 +563,18 @@ class Session:
         )
 
     def explain(self, shape: Mapping[str, int] | None = None) -> str:
-        """Return the plan for a shape, call by call, and which segment binds.
+        """Return the plan for a shape as text: its layer calls and highest segment.
 
         Args:
-            shape: Sizes by name, such as ``{"input_ids.1": 512}``; the others are as
-                in the last step. None for the last step's shape.
+            shape: Sizes by name, such as ``{"input_ids.1": 512}``: the argument of the
+                model and the dimension. Sizes that you do not name are those of the
+                last step. None for the shape of the last step.
 
         Raises:
-            MimoseError: A name is not one of the model's, or no step with such inputs
-                was measured yet.
+            MimoseError: The model has no size of such a name; a size is not an integer
+                of at least 1; or no step with such inputs was measured yet.
             InfeasibleBudgetError: No plan keeps the budget at this shape.
+            TypeError: `shape` is not a mapping.
         """
         step_input, table, memory = self._asked(shape)
         problem, plan, why = self._engine.policy.explain(step_input, memory)
@@ -586,26 +599,30 @@ class Session:
         *,
         accumulating: bool | None = None,
     ) -> Forecast:
-        """Return what a step of a shape would take; nothing changes by it.
+        """Predict the memory and the time of a step, without running it.
 
         ::
 
             session.forecast({"input_ids.0": 32, "input_ids.1": 512}).fits
 
-        It may be asked between any two steps, and before the first one of a session
-        that has loaded a state. Asked again it takes a part of a millisecond, at a new
-        shape a few of them.
+        You can call it between any two steps. If the session has loaded a state, you
+        can call it before the first step too. A new shape takes a few milliseconds, a
+        known one less than one.
 
         Args:
-            shape: Sizes by name, as for `explain`; the others are as in the last step.
-            budget: Within which, as for `attach`; None for the session's.
-            accumulating: Whether the step finds gradients there, as all but the first
-                of an accumulation do; None for whether one of the last two steps did.
+            shape: Sizes by name, as for `explain`. Sizes that you do not name are those
+                of the last step.
+            budget: The budget of the step, as for `attach`; None for the session's.
+            accumulating: Whether gradients exist when the step begins, as in all but
+                the first micro-step of an accumulation. None: as in one of the last two
+                steps.
 
         Raises:
-            MimoseError: A name is not one of the model's; no step was run and no state
-                was loaded; or the session was detached.
+            MimoseError: The model has no size of such a name; a size is not an integer
+                of at least 1; no step was run and no state was loaded; or the session
+                was detached.
             BudgetError: The budget cannot be read.
+            TypeError: `shape` is not a mapping.
         """
         self._raise_if_detached()
         return self._forecasts.ask(shape, budget, accumulating)
@@ -619,7 +636,7 @@ class Session:
         most: int | None = None,
         accumulating: bool | None = None,
     ) -> int:
-        """Return the largest value of one size with which a step is known to fit.
+        """Return the largest value of one size with which a step is predicted to fit.
 
         ::
 
@@ -627,18 +644,20 @@ class Session:
 
         Args:
             shape: The other sizes by name, as for `forecast`.
-            vary: The name of the size.
+            vary: The name of the size to vary.
             budget: As for `forecast`.
-            most: No more is asked for; None for as far as predictions are trusted.
+            most: The largest value to consider; None for as far as predictions are
+                trusted.
             accumulating: As for `forecast`.
 
         Returns:
-            0 where none fits, or where it is not known of any; `forecast` of one says
-            which.
+            The value; 0 if none fits, or if no value can be predicted yet.
+            ``forecast({**shape, vary: 1}).why_not`` says which.
 
         Raises:
             MimoseError: As for `forecast`.
             BudgetError: The budget cannot be read.
+            TypeError: `shape` is not a mapping.
         """
         self._raise_if_detached()
         return self._forecasts.largest(shape, vary, budget, most, accumulating)
@@ -646,15 +665,17 @@ class Session:
     def planning_problem(
         self, shape: Mapping[str, int] | None = None, *, start_bytes: int | None = None
     ) -> PlanningProblem:
-        """Return what a planner would be given for a shape, no margin taken off.
+        """Return the problem that a planner solves for a shape, without safety margin.
 
         Args:
             shape: Sizes by name, as for `explain`.
-            start_bytes: Held when the step begins; None for what is held now.
+            start_bytes: What is held when the step begins, in bytes; None for what is
+                held now.
 
         Raises:
-            MimoseError: A name is not one of the model's, or the shape's kind of
-                inputs was not measured yet.
+            MimoseError: The model has no size of such a name; a size is not an integer
+                of at least 1; or no step with such inputs was measured yet.
+            TypeError: `shape` is not a mapping.
         """
         step_input, _, memory = self._asked(shape)
         if start_bytes is not None:
@@ -662,7 +683,7 @@ class Session:
         return self._engine.policy.problem(step_input, memory)
 
     def _pace(self) -> dict[str, Any]:
-        """Return the fields of a `Summary` that say what larger batches bring."""
+        """Return the fields of a `Summary` about seconds: fixed, and of each row."""
         last, model = self._engine.snapshot.last, self._engine.learner.model
         if last is None or last[0].context not in model.patterns:
             return {}
@@ -684,7 +705,7 @@ class Session:
         step_input, table = asked(self._engine, shape)
         self._engine.worker.catch_up()
         if step_input.context not in self._engine.learner.model.patterns:
-            msg = "no step with such inputs was measured yet; train a few first"
+            msg = "no step with such inputs was measured yet: train a few steps first"
             raise MimoseError(msg)
         memory = self._engine.snapshot.memory
         assert memory is not None

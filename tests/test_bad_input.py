@@ -89,6 +89,9 @@ def test_a_budget_that_does_not_parse(toys, budget):
         ("planner", "clever"),
         ("predictor", "oracle"),
         ("cache_size", 0),
+        ("wall", "no"),
+        ("refine", 1),
+        ("record_to", "."),
     ],
 )
 def test_arguments_that_mean_nothing(toys, argument, value):
@@ -101,9 +104,19 @@ def test_arguments_that_mean_nothing(toys, argument, value):
     assert [] == toys.leftovers(model)
 
 
+@pytest.mark.parametrize("ask", ["explain", "forecast", "expect", "planning_problem"])
+def test_a_shape_that_is_none(toys, ask):
+    """A number in place of names and sizes is an error with an example."""
+    model = toys.chain(2)
+    with mimose.attach(model, "3GiB") as session:
+        toys.train(model, [toys.inputs(8)])
+        with pytest.raises(TypeError, match="input_ids"):
+            getattr(session, ask)(5)
+
+
 @pytest.mark.parametrize(
     ("argument", "said"),
-    [("round_to", "any more"), ("palnner", "did you mean planner")],
+    [("round_to", "no longer"), ("palnner", "did you mean planner")],
 )
 def test_arguments_that_are_not_there(toys, argument, said):
     """What went, and what is misspelt, is an error in words."""

@@ -132,7 +132,7 @@ def test_what_cannot_be_drawn_from_is_an_error():
     for lengths in ([], [[1, 2]], [1.5], [3, 0]):
         with pytest.raises(ValueError, match="lengths"):
             mimose.BatchSampler(lengths)
-    with pytest.raises(ValueError, match="'labels' names no size"):
+    with pytest.raises(ValueError, match="'labels' is not the name of a size"):
         mimose.BatchSampler({"input_ids.1": [1, 2], "labels": [1, 2]})
     for options in ({"max_rows": 0}, {"rank": 2, "world_size": 2}, {"world_size": 9}):
         with pytest.raises(ValueError):

@@ -234,24 +234,24 @@ def _norm():
         (ValueError, "w has 5 rows .* 6", {"batch": {"w": torch.ones(5)}}),
         (ValueError, "6 integers from 0 to 4", {"lengths": [9] * 6}),
         (ValueError, "6 integers from 0 to 4", {"lengths": [0.5] * 6}),
-        (ValueError, "no 'z'", {"lengths": {"z": [1] * 6}}),
+        (ValueError, "no tensor 'z'", {"lengths": {"z": [1] * 6}}),
         (
             ValueError,
-            "m has as many columns as x and y",
+            "m has as many columns as each of x and y",
             {
                 "batch": {"y": torch.ones(6, 4), "m": torch.ones(6, 4)},
                 "lengths": {"x": [1] * 6, "y": [2] * 6},
             },
         ),
         (ValueError, "'rows', 'tokens'", {"loss": "mean"}),
-        (ValueError, "it has none", {"loss": "tokens"}),
+        (ValueError, "this batch has none", {"loss": "tokens"}),
         (
             ValueError,
-            "no label .* counts",
+            "all labels .* are -100",
             {"loss": "tokens", "batch": {"labels": torch.full((6, 4), -100)}},
         ),
-        (ValueError, "adds up to . of that", {"loss": lambda part: 1.0}),
-        (ValueError, "is 0 of that", {"loss": lambda part: len(part["x"]) == 6}),
+        (ValueError, "counted . times the whole", {"loss": lambda part: 1.0}),
+        (ValueError, "counted 0 of", {"loss": lambda part: len(part["x"]) == 6}),
     ],
 )
 def test_what_cannot_be_split_is_told(error, says, arguments):

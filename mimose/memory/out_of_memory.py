@@ -1,13 +1,13 @@
-"""Memory that ran out: which errors say so, and what holds it.
+"""Recognizes out-of-memory errors, and makes the error for an impossible budget.
 
 Note: [Out of memory]
-Libraries that allocate by themselves say in other words that they could not.
-Two say it indirectly, and are counted: torch tries cuDNN's engines one after the other,
-takes no notice of those that ran out of memory, and then says that it was unable to
-find one; and `cublasCreate` says CUBLAS_STATUS_NOT_INITIALIZED where the device has no
-room for its workspace. Both have other causes, too. Being wrong costs one forward that
-fails again, with its own error; not counting them ends a run that had a safer plan. For
-any other call NOT_INITIALIZED is not about memory.
+Libraries that allocate by themselves have their own texts for a failed allocation. Two
+texts are indirect, and count too. torch tries cuDNN's engines one after the other,
+ignores those that ran out of memory, and then says that it was unable to find one. And
+`cublasCreate` returns CUBLAS_STATUS_NOT_INITIALIZED if the device has no memory for its
+workspace. Both texts also have other causes. A wrong guess costs one more forward,
+which fails with the same error; a missed one ends a run that a safer plan would save.
+NOT_INITIALIZED from any other call is not about memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _OUT_OF_MEMORY = re.compile(
     """,
     re.IGNORECASE | re.VERBOSE,
 )
-"""What errors say when an allocation has failed: see Note: [Out of memory]."""
+"""Texts of errors after a failed allocation: Note: [Out of memory]."""
 
 
 _ASKED = re.compile(r"Tried to allocate ([\d.]+) (bytes|[KMG]iB)", re.IGNORECASE)
@@ -43,16 +43,13 @@ _SCALE = {"bytes": 1, "kib": 2**10, "mib": 2**20, "gib": 2**30}
 
 
 def asked_bytes(error: BaseException) -> int:
-    """Return the bytes that could not be had, as the error says; 0 if it does not."""
+    """Return the bytes of the failed request; 0 if the error does not say."""
     found = _ASKED.search(str(error))
     return int(float(found[1]) * _SCALE[found[2].lower()]) if found else 0
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell an allocation that failed from any other error, on any device.
-
-    See Note: [Out of memory].
-    """
+    """Whether an error is a failed allocation, on any device: Note: [Out of memory]."""
     if isinstance(error, (torch.OutOfMemoryError, MemoryError)):
         return True
     return isinstance(error, RuntimeError) and bool(_OUT_OF_MEMORY.search(str(error)))
@@ -61,16 +58,17 @@ def is_out_of_memory(error: BaseException) -> bool:
 def held_already(
     model: nn.Module, budget_bytes: float, held_bytes: float
 ) -> InfeasibleBudgetError:
-    """Make the error for a budget below what is held before any step.
+    """Return the error for a budget below what is held before any step.
 
     Args:
         model: The model.
         budget_bytes: The budget.
-        held_bytes: Held now.
+        held_bytes: What is held now.
     """
     advice = (
-        "That much is held before any step: gradients, optimizer state and activations "
-        "come on top. '+1GiB', say, is a budget of so much more than is held now."
+        "That much is held already, before the first step; a step needs more, for "
+        "gradients, optimizer state and activations. Raise the budget, or write "
+        "'+1GiB' for 1 GiB more than is held now."
     )
     return infeasible(model, budget_bytes, held_bytes, held_bytes, 0.0, advice)
 
@@ -83,15 +81,15 @@ def infeasible(
     state_bytes: float,
     *advice: str,
 ) -> InfeasibleBudgetError:
-    """Make the error, with what holds the memory at the least peak.
+    """Return the error for an impossible budget, with what holds the least peak.
 
     Args:
         model: The model.
         budget_bytes: The budget.
-        least_peak_bytes: What no plan can go below.
-        start_bytes: Held before the step.
-        state_bytes: Of it, optimizer state.
-        advice: What to do, where the usual advice does not say it.
+        least_peak_bytes: The lowest peak of any plan.
+        start_bytes: What is held before the step.
+        state_bytes: The part of it that is optimizer state.
+        advice: What to do, if the default advice does not apply.
     """
     start_bytes = min(start_bytes, least_peak_bytes)
     own = own_parameters(model)
@@ -103,7 +101,7 @@ def infeasible(
         "gradients": float(gradients),
         "optimizer state": float(state_bytes),
         "other things held before the step": float(max(0.0, other)),
-        "the step itself, everything recomputed": least_peak_bytes - start_bytes,
+        "the step itself, with everything recomputed": least_peak_bytes - start_bytes,
     }
     return InfeasibleBudgetError(
         budget_bytes,

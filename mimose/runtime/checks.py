@@ -1,4 +1,4 @@
-"""Budgets that cannot be kept: an error in words, or one warning."""
+"""Checks whether a budget is possible: raises an error with numbers, or warns once."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class BudgetChecks:
-    """Raises where a budget is proved impossible: by what is held, or by a step.
+    """Raises if a budget is proved impossible, by what is held or by a measured step.
 
     Args:
         model: The model, for what holds its memory.
@@ -31,11 +31,11 @@ class BudgetChecks:
     """
 
     def __init__(self, model: nn.Module, engine: Engine) -> None:
-        self._model = weakref.ref(model)  # a session that is done holds it no more
+        self._model = weakref.ref(model)  # a detached session must not keep the model
         self._engine = engine
         self._slack_bytes = 5 * engine.meter.noise_bytes
         self.warns = engine.options.warns
-        """Whether to warn once, and go on, rather than raise."""
+        """Whether to warn once and go on instead of raising."""
         self._has_warned = False
 
     def raise_if_held(self, budget_bytes: int) -> None:
@@ -58,15 +58,15 @@ class BudgetChecks:
     def raise_if_infeasible(
         self, step_input: StepInput, start_bytes: float, state_bytes: float
     ) -> None:
-        """Make sure that no smaller step is known to have needed more than the budget.
+        """Make sure that no smaller step has needed more than the budget.
 
         Args:
-            step_input: Of the step to come.
-            start_bytes: Held now.
-            state_bytes: Of the optimizer, now.
+            step_input: The next step.
+            start_bytes: What is held now.
+            state_bytes: The optimizer's state now.
 
         Raises:
-            InfeasibleBudgetError: One has.
+            InfeasibleBudgetError: A smaller step with everything recomputed has.
         """
         peaks, model = self._engine.policy.least_peaks, self._model()
         least = peaks.bound(step_input, start_bytes, state_bytes)
@@ -77,25 +77,24 @@ class BudgetChecks:
     def raise_if_expected(
         self, shape: Mapping[str, int], least_peak_bytes: float, memory: Memory
     ) -> None:
-        """Make sure that a shape to come can be trained within the budget.
+        """Make sure that an expected shape can be trained within the budget.
 
         Args:
             shape: Its sizes, by name.
-            least_peak_bytes: What it is predicted to reach under any plan.
+            least_peak_bytes: Its predicted peak under the safest plan.
             memory: What is held, and the budget.
 
         Raises:
-            InfeasibleBudgetError: It cannot.
+            InfeasibleBudgetError: The peak is above the budget.
         """
-        budget = float(
-            self._engine.memory_limit.budget_bytes
-        )  # gaps alone refuse nothing
+        # The whole budget: fragmentation alone makes no budget impossible.
+        budget = float(self._engine.memory_limit.budget_bytes)
         if least_peak_bytes <= budget + self._slack_bytes:
             return
         sizes = ", ".join(f"{name} = {size}" for name, size in shape.items())
         advice = (
-            f"That is the largest shape to come ({sizes}), as it is predicted from the "
-            f"shapes measured so far. Raise the budget to at least "
+            f"That is the prediction for the largest shape that session.expect() was "
+            f"given ({sizes}). Raise the budget to at least "
             f"{format_bytes(least_peak_bytes)}, or leave such batches out."
         )
         start = memory.start_bytes
@@ -104,15 +103,15 @@ class BudgetChecks:
     def beyond_wall(
         self, least_peak_bytes: float, start_bytes: float
     ) -> InfeasibleBudgetError:
-        """Return the error for a forward that ran out of the budget.
+        """Return the error for a forward that ran out of memory at the budget.
 
         Args:
-            least_peak_bytes: Reserved then, and asked for.
-            start_bytes: Held as the step began.
+            least_peak_bytes: What was reserved, and the request that failed.
+            start_bytes: What was held as the step began.
         """
         advice = (
-            "It would have gone on to more. Raise the budget, use a smaller batch or "
-            "shorter inputs, or leave such batches out."
+            "The forward ended there, and would have needed more. Raise the budget, "
+            "use a smaller batch or shorter inputs, or leave such batches out."
         )
         budget = self._engine.memory_limit.budget_bytes
         return _too_large(budget, least_peak_bytes, start_bytes, advice)
@@ -132,7 +131,7 @@ def _too_large(
     budget_bytes: float, least_peak_bytes: float, start_bytes: float, advice: str
 ) -> InfeasibleBudgetError:
     holders = {
-        "what is held before the step": start_bytes,
-        "the step itself, everything recomputed": least_peak_bytes - start_bytes,
+        "held before the step": start_bytes,
+        "the step itself, with everything recomputed": least_peak_bytes - start_bytes,
     }
     return InfeasibleBudgetError(budget_bytes, least_peak_bytes, holders, advice)
