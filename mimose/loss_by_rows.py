@@ -191,15 +191,6 @@ class _Options(NamedTuple):
     """In which the loss is computed; the logits' own, or a wider one."""
 
 
-class _Fingerprint(NamedTuple):
-    """What logits are known by: see Note: [Edits]."""
-
-    losses: torch.Tensor
-    """(N,) of each row."""
-    words: torch.Tensor
-    """() the sum of their bits, in integers of 8 bytes."""
-
-
 class _ByRows(torch.autograd.Function):
     """Keeps the logits and their fingerprint; makes the rest again in backward."""
 
@@ -212,7 +203,7 @@ class _ByRows(torch.autograd.Function):
             pass
         is_ignored = labels == options.ignore_index
         classes = torch.zeros_like(labels).masked_fill_(is_ignored, _IGNORED)
-        of_labels, reduction = -seen.losses[:, None], options.reduction
+        of_labels, reduction = -seen[0][:, None], options.reduction
         loss, weight = nll_loss(of_labels, classes, None, reduction, _IGNORED)
         ctx.save_for_backward(logits, labels, weight, *seen)
         ctx.options = options
@@ -244,21 +235,27 @@ class _ByRows(torch.autograd.Function):
             log_softmax_backward_into(spare, log_p, 1, options.dtype, out=own)
             if narrow:
                 out[at] = own
-        _raise_if_edited(_Fingerprint(*saved), seen)
+        _raise_if_edited(saved, seen)
         return out, None, None
 
 
-def _nothing_seen(logits: torch.Tensor, options: _Options) -> _Fingerprint:
+def _nothing_seen(
+    logits: torch.Tensor, options: _Options
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Make what logits are known by, to be filled in: see Note: [Edits].
+
+    (N,) losses of the rows, and () the sum of their bits, in integers of 8 bytes.
+    """
     words = torch.zeros((), dtype=torch.int64, device=logits.device)
     losses = torch.empty(len(logits), dtype=options.dtype, device=logits.device)
-    return _Fingerprint(losses, words)
+    return losses, words
 
 
 def _log_softmax(
     logits: torch.Tensor,
     labels: torch.Tensor,
     options: _Options,
-    seen: _Fingerprint,
+    seen: tuple[torch.Tensor, torch.Tensor],
     n_spare: int,
 ) -> Iterator[tuple[Any, ...]]:
     """Yield the log-softmax of chunks of rows, and fill in what is seen of them.
@@ -269,6 +266,7 @@ def _log_softmax(
     """
     is_cast = logits.dtype != options.dtype
     row_bytes = logits.shape[1] * options.dtype.itemsize
+    losses, words = seen
     alike = _VECTOR_BYTES // math.gcd(_VECTOR_BYTES, row_bytes)
     chunk_bytes = _CHUNK_BYTES.get(logits.device.type, _LARGE_CHUNK_BYTES)
     n_rows = alike * max(1, chunk_bytes // (row_bytes * alike))
@@ -279,15 +277,17 @@ def _log_softmax(
         rows = logits[start : start + n_rows]
         at = slice(start, start + len(rows))
         log_p, *spare = (part[: len(rows)] for part in parts)
-        seen.words.add_(sum_of_words(rows))
+        words.add_(sum_of_words(rows))
         if is_cast:
             rows = spare[0].copy_(rows)
         log_softmax_into(rows, 1, False, out=log_p)
-        seen.losses[at], _ = nll_loss(log_p, labels[at], None, 0, options.ignore_index)
+        losses[at], _ = nll_loss(log_p, labels[at], None, 0, options.ignore_index)
         yield at, log_p, *spare
 
 
-def _raise_if_edited(saved: _Fingerprint, again: _Fingerprint) -> None:
+def _raise_if_edited(
+    saved: Sequence[torch.Tensor], again: Sequence[torch.Tensor]
+) -> None:
     """Raise a RecomputationError where the logits are not what they were.
 
     An accelerator is asked when the backward has ended, so that it has work until then.
@@ -298,8 +298,8 @@ def _raise_if_edited(saved: _Fingerprint, again: _Fingerprint) -> None:
         if bool(flag):
             raise RecomputationError(_EDITED.format(instead=_INSTEAD))
 
-    flag = different_bits(saved.losses, again.losses)
-    flag = flag | different_bits(saved.words, again.words)
+    losses, words = map(different_bits, saved, again)
+    flag = losses | words
     if isinstance(flag, bool):
         check()
         return

@@ -95,9 +95,8 @@ def _within_host_budget(
     for _ in range(_BISECTIONS):
         middle = (too_low + enough) / 2
         walk = form.cheapest_walk(problem.host_bytes, middle, _WIDTH)
-        needed = np.inf if walk is None else host_bytes(problem, walk.choice)
-        if walk is not None and needed <= problem.host_budget_bytes:
-            safe, enough = walk.choice, middle
+        if walk and host_bytes(problem, walk[0]) <= problem.host_budget_bytes:
+            safe, enough = walk[0], middle
         else:
             too_low = middle
     return safe

@@ -18,23 +18,12 @@ cut into a few classes of equal width, and walks are matched within their class.
 """
 
 from dataclasses import dataclass
-from typing import NamedTuple
 
 import numpy as np
 
 from .problem import BoolArray, FloatArray, IntArray, PlanningProblem
 
 _HOST_CLASSES = 16
-
-
-class Walk(NamedTuple):
-    """What the dynamic programme found."""
-
-    choice: IntArray
-    """(C,) index of each call's action."""
-
-    is_optimal: bool
-    """Whether no walk was left out that might be cheaper."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -101,7 +90,7 @@ class PrefixForm:
         width: int,
         *,
         counts_host: bool = False,
-    ) -> Walk | None:
+    ) -> tuple[IntArray, bool] | None:
         """Find the cheapest actions within a budget, or nearly.
 
         Args:
@@ -113,8 +102,9 @@ class PrefixForm:
             counts_host: Whether the host budget is to be kept.
 
         Returns:
-            The walk; None where no choice keeps the budget. It keeps the budget but
-            for rounding: the timeline adds the same numbers in another order.
+            (C,) index of each call's action, and whether no walk was left out that
+            might be cheaper; None where no choice keeps the budget. It keeps the budget
+            but for rounding: the timeline adds the same numbers in another order.
         """
         # The most that may be held before each call, so that the rest can be walked.
         rest = budget_bytes - self.least_suffix()[1:, None] - self.held_bytes
@@ -157,7 +147,7 @@ class PrefixForm:
                 kept, held, spent = kept[stay], held[stay], spent[stay]
                 host = host[stay] if counts_host else host
             trail.append((kept, n_before))
-        return Walk(_read(trail, int(spent.argmin())), is_optimal)
+        return _read(trail, int(spent.argmin())), is_optimal
 
 
 def _undominated(cost: FloatArray) -> BoolArray:

@@ -4,8 +4,8 @@ from dataclasses import dataclass, replace
 from typing import ClassVar
 
 from .least_peak import infeasible, safest_choice
-from .prefix import PrefixForm, Walk
-from .problem import Plan, Planner, PlanningProblem
+from .prefix import PrefixForm
+from .problem import IntArray, Plan, Planner, PlanningProblem
 from .timeline import fits, host_bytes, judge
 
 # The search adds the same numbers as the judge, in another order. It first gets a
@@ -56,8 +56,8 @@ class Search:
             walk = self._walk(problem, form, factor * problem.budget_bytes)
             if walk is None:
                 break
-            if fits(problem, walk.choice):
-                choice, proved = walk
+            choice, proved = walk
+            if fits(problem, choice):
                 proved &= factor > 1
                 return judge(problem, choice, planner=self.name, optimal=proved)
         choice = safest_choice(problem)
@@ -67,12 +67,12 @@ class Search:
 
     def _walk(
         self, problem: PlanningProblem, form: PrefixForm, budget_bytes: float
-    ) -> Walk | None:
+    ) -> tuple[IntArray, bool] | None:
         """Find the cheapest walk; if that needs too much of the host, another."""
         walk = form.cheapest_walk(problem.cost, budget_bytes, self.width)
         if walk is None:
             return None
-        if host_bytes(problem, walk.choice) <= problem.host_budget_bytes:
+        if host_bytes(problem, walk[0]) <= problem.host_budget_bytes:
             return walk
         return form.cheapest_walk(
             problem.cost, budget_bytes, self.width, counts_host=True
