@@ -3,7 +3,6 @@
 import copy
 
 import pytest
-import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import mimose
@@ -43,22 +42,10 @@ def _compared(toys, bare, model, batches, actions, *, budget="1TiB", **options):
 
 
 @pytest.mark.parametrize("name", ZOO)
-def test_recomputed_flops_are_exact(toys, name):
+def test_flops_are_exact_in_every_phase(toys, name):
     """The backward's FLOPs exceed the bare ones by exactly what the record says."""
     model = toys.zoo_model(name)
-    batches = toys.zoo_batches(name, 2) * 2
-    bare = _backward_flops(toys, copy.deepcopy(model), batches)
-    with mimose.attach(model, "1TiB", planner="every-2") as session:
-        planned = _backward_flops(toys, model, batches)
-    recomputed = [record.recomputed_flops for record in session.records]
-    assert [a - b for a, b in zip(planned, bare, strict=True)] == recomputed
-    assert all(recomputed)
-
-
-def test_flops_are_exact_in_every_phase(toys):
-    """Counted, known from before, or of a measured step: FLOPs add up to the same."""
-    model = toys.zoo_model("bert")
-    batches = toys.zoo_batches("bert", 2) * 6
+    batches = toys.zoo_batches(name, 2) * 6
     bare = _backward_flops(toys, copy.deepcopy(model), batches)
     with (
         toys.counting() as meter,
@@ -82,15 +69,6 @@ def _backward_flops(toys, model, batches):
         del loss
         model.zero_grad()
     return counts
-
-
-def test_autocast_is_exact(toys):
-    """Under autocast the recomputation casts as the first forward did."""
-    model = toys.zoo_model("bert")
-    batches = toys.zoo_batches("bert", 4)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        found, _ = toys.compare(model, batches, planner="every-2")
-    assert [] == found
 
 
 def test_budget_is_kept_at_every_step(toys, meter):

@@ -14,7 +14,6 @@ from torch.utils.checkpoint import checkpoint
 
 import mimose
 from mimose import loss_by_rows
-from mimose.loss_by_rows import LateUpcast, late
 from mimose.memory.marks import StorageTracker
 
 BOTH = F.cross_entropy, mimose.cross_entropy
@@ -353,15 +352,3 @@ def test_an_array_edited_before_backward_is_an_error(small):
         out.logits.detach().numpy().fill(0)
         with pytest.raises(mimose.RecomputationError, match="loss_function"):
             out.loss.backward()
-
-
-def test_late_upcast_is_a_tensor_to_all_others():
-    """What is no cross-entropy sees the logits, cast if that was asked for."""
-    logits = torch.rand(2, 3, 5).bfloat16()
-    seen = late(logits).float()
-    assert isinstance(seen.view(-1, 5), LateUpcast)
-    assert (torch.float32, (6, 5)) == (seen.view(-1, 5).dtype, seen.view(-1, 5).shape)
-    for actual in (seen * 2, seen.mul(2), torch.mul(seen, 2)):
-        assert type(actual) is torch.Tensor
-        assert torch.equal(logits.float() * 2, actual)
-    assert torch.equal(logits.logsumexp(-1), late(logits).logsumexp(-1))

@@ -113,20 +113,11 @@ def test_what_autocast_had_cast_in_a_forward_that_failed(sim: Any) -> None:
 
 
 def test_says_what_differs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A session that changes what is computed is found out, and the program shrinks."""
-    changed = programs.MAKES["number"]
+    """A session that changes what is computed is found out."""
 
     def number(layer: Any, h: Any) -> Any:
         return h * (1.0 if programs.NOW.session is None else 1.01)
 
     monkeypatch.setitem(programs.PARTS, "number", number)
-    program = programs.Program(
-        (("flag", "number"),), (0, 0, 0), ("input_grad",), (("evaluation", 2),)
-    )
-    found = programs.judge(program).kind
-
-    least = programs.smaller(program, lambda p: programs.judge(p).kind == found)
-
-    assert changed is programs.MAKES["number"]
-    assert "grads differ" == found
-    assert programs.Program((("number",),), (0, 0)) == least
+    program = programs.Program((("flag", "number"),), (0, 0, 0))
+    assert programs.judge(program).found.startswith("grads differ: in step 0")

@@ -58,30 +58,12 @@ def _in_a_closure():
     return Layer
 
 
-def _as_a_module_inside():
-    inner = _module()
-
-    class Layer(Base):
-        def __init__(self):
-            super().__init__()
-            self.inner = torch.jit.script(inner())
-
-        def forward(self, x):
-            return x + self.b(self.inner(x) * self.w)
-
-    return Layer
-
-
 def _as_a_layer():
     inner = _module()
     return lambda: torch.jit.script(inner())
 
 
-PLACES = [
-    _in_a_closure,
-    _as_a_module_inside,
-    _as_a_layer,
-]
+PLACES = [_in_a_closure, _as_a_layer]
 
 
 def _out_of_sight():

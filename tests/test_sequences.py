@@ -99,32 +99,3 @@ def test_as_many_calls_as_images(toys, meter):
     assert {6, 9, 12, 15, 18} == {len(record.events) for record in session.records}
     (first, *_) = [record for record in session.records if len(record.events) == 15]
     assert "plan" == first.phase
-
-
-class _Deep(nn.Module):
-    """Runs as many blocks as it is told."""
-
-    def __init__(self, toys):
-        super().__init__()
-        self.stem = nn.Linear(16, 16)
-        self.blocks = nn.ModuleList(toys.Block(16) for _ in range(16))
-        self.n_blocks = 16
-
-    def forward(self, x):
-        x = self.stem(x)
-        for block in self.blocks[: self.n_blocks]:
-            x = block(x)
-        return x.square().mean()
-
-
-def test_a_step_of_many_layers_refuses_none_of_fewer(toys, meter):
-    """That it needed too much says nothing of what comes next."""
-    torch.manual_seed(3)
-    model, batch = _Deep(toys), toys.inputs(256)
-    budget = toys.budget_between(model, [batch], 0.0, meter)
-    with mimose.attach(model, int(0.8 * budget), meter=meter) as session:
-        optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
-        for model.n_blocks in (2, 2, 16, 2, 2):
-            toys.train(model, [batch], optimizer=optimizer)
-    assert [2, 2, 16, 2, 2] == [len(record.actions) for record in session.records]
-    assert session.records[2].is_over

@@ -194,15 +194,9 @@ sys.exit(0 if codes == {0} else f"children ended with {codes}")
     assert ran.returncode == 0, ran.stderr
 
 
-@pytest.mark.parametrize(
-    ("end", "code", "said"),
-    [
-        ("1 / 0", 1, "ZeroDivisionError: division by zero"),
-    ],
-)
-def test_the_interpreter_ends(end, code, said):
-    """In the midst of work, by whatever way, and says what it would have said."""
-    program = f"""
+def test_the_interpreter_ends():
+    """In the midst of work, and says what it would have said."""
+    program = """
 import itertools, time
 from mimose.worker import JobKind, Worker
 worker = Worker()
@@ -211,11 +205,11 @@ def work():
         yield
 worker.submit(JobKind.REFINE, 1, work)
 time.sleep(0.05)
-{end}
+1 / 0
 """
     ran = _python(program)
-    assert ran.returncode == code
-    assert ran.stderr.strip().splitlines()[-1:] == ([said] if said else [])
+    assert ran.returncode == 1
+    assert "ZeroDivisionError: division by zero" == ran.stderr.splitlines()[-1]
 
 
 def _python(code):

@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 import mimose
 
@@ -21,29 +20,22 @@ ON_SIM = ("offload", "offload_input")
 
 
 class _Layer(nn.Module):
-    """Two products, a norm, activations and dropout; a part may be checkpointed."""
+    """Two products, a norm, activations and dropout."""
 
-    def __init__(self, is_reentrant=None):
+    def __init__(self):
         super().__init__()
         self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
         self.norm = nn.LayerNorm(WIDTH)
-        self.is_reentrant = is_reentrant
 
     def forward(self, x):
         """Map (rows, width) to the same."""
         h = self.norm(self.a(x))
-        if self.is_reentrant is not None:
-            h = h * checkpoint(self.part, x, use_reentrant=self.is_reentrant)
         return x + self.b(functional.dropout(functional.gelu(h) * h.sigmoid(), 0.2))
 
-    def part(self, x):
-        """Draw, in what the layer checkpoints."""
-        return functional.dropout(self.a(x).cos(), 0.2)
 
-
-def _model(is_reentrant=None):
+def _model():
     torch.manual_seed(7)
-    return nn.Sequential(*(_Layer(is_reentrant) for _ in range(3)))
+    return nn.Sequential(*(_Layer() for _ in range(3)))
 
 
 def _twice(model, x):
@@ -131,19 +123,6 @@ def test_ways_to_run_a_backward(toys, request, action, way):
     model = _model().to(device)
     bare = _gradients(copy.deepcopy(model), device, way)
     assert _same(bare, _gradients(model, device, way, options))
-
-
-@pytest.mark.parametrize("is_reentrant", [False, True])
-def test_a_region_of_the_users_inside(toys, is_reentrant):
-    """`checkpoint` inside of the layer is run again within it."""
-
-    def plainly(model, x):
-        model(x).square().mean().backward()
-
-    model = _model(is_reentrant)
-    bare = _gradients(copy.deepcopy(model), "cpu", plainly)
-    options = {"planner": toys.Always("recompute")}
-    assert _same(bare, _gradients(model, "cpu", plainly, options))
 
 
 @pytest.mark.parametrize(

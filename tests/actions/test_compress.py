@@ -133,18 +133,6 @@ class _Spectral(nn.Module):
         return torch.fft.irfft(torch.view_as_complex(parts) * z.abs(), n=x.shape[-1])
 
 
-class _Conjugate(nn.Module):
-    """Reads one storage as numbers and as their conjugates."""
-
-    def __init__(self):
-        super().__init__()
-        self.scale = nn.Parameter(torch.rand(64, 64))
-
-    def forward(self, x):
-        z = torch.complex(x @ self.scale, x)
-        return (z.conj().transpose(-1, -2) @ z).real @ self.scale / 1000
-
-
 class _Borrowing(nn.Module):
     """Multiplies with a weight that is another module's."""
 
@@ -158,7 +146,7 @@ class _Borrowing(nn.Module):
         return torch.relu(self.own(x)) @ self.lender[0].weight
 
 
-@pytest.mark.parametrize("layer", [_Spectral, _Conjugate, _Borrowing])
+@pytest.mark.parametrize("layer", [_Spectral, _Borrowing])
 def test_views_of_other_kinds_and_weights_of_others_stay(toys, layer):
     """A storage is packed only if one kind of number is all that is read of it."""
     torch.manual_seed(2)

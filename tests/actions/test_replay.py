@@ -6,7 +6,6 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional
-from torch.utils.checkpoint import checkpoint
 
 import mimose
 
@@ -69,51 +68,6 @@ class InPlace(_Two):
         return self.b(functional.relu_(h)) + h
 
 
-class Batches(nn.Module):
-    """Convolutions with batch norm, activations in place."""
-
-    def __init__(self):
-        super().__init__()
-        self.a = nn.Conv2d(4, 8, 3, padding=1)
-        self.b = nn.Conv2d(8, 4, 3, padding=1)
-        self.norm = nn.BatchNorm2d(8)
-
-    def forward(self, x):
-        """Map (rows, width) to the same, by way of images."""
-        images = x.view(-1, 4, 4, 4)
-        h = torch.relu_(self.norm(self.a(images)))
-        return self.b(h).view_as(x)
-
-
-class Inner(_Two):
-    """Checkpoints a part of itself."""
-
-    def forward(self, x):
-        """Map (rows, width) to the same."""
-        h = checkpoint(lambda y: functional.gelu(self.a(y)), x, use_reentrant=False)
-        return self.b(functional.silu(h))
-
-
-class _Doubled(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.save_for_backward(x)
-        return 2 * x
-
-    @staticmethod
-    def backward(ctx, gradient):
-        (_,) = ctx.saved_tensors
-        return 2 * gradient
-
-
-class Opaque(_Two):
-    """A function of the user's in the middle."""
-
-    def forward(self, x):
-        """Map (rows, width) to the same."""
-        return self.b(functional.gelu(_Doubled.apply(functional.silu(self.a(x)))))
-
-
 class Gathered(_Two):
     """Rows picked by index, as experts do."""
 
@@ -155,19 +109,7 @@ class Detached(_Two):
         return self.b(h * other) + torch.tanh(h) * h
 
 
-KINDS = (
-    Activation,
-    Norm,
-    Shifted,
-    InPlace,
-    Batches,
-    Inner,
-    Opaque,
-    Gathered,
-    Modulated,
-)
-KEPT = (Detached,)
-"""Of these not everything that looks as if it could be let go can be."""
+KINDS = (Activation, Norm, Shifted, InPlace, Gathered, Modulated)
 
 
 class Row(nn.Module):
@@ -203,11 +145,10 @@ def test_every_kind_of_layer_trains_the_same(toys, freed, always_selective, kind
     assert max(freed) > 0
 
 
-@pytest.mark.parametrize("kind", KEPT)
-def test_what_only_looks_as_if_it_could_be_rebuilt(toys, always_selective, kind):
+def test_what_only_looks_as_if_it_could_be_rebuilt(toys, always_selective):
     """It is found out before anything is let go, whatever earlier calls have shown."""
-    model = Row(kind)
-    batches = [_inputs(n_rows) for n_rows in (32,) * 6]
+    model = Row(Detached)
+    batches = [_inputs()] * 6
     bare = toys.train(copy.deepcopy(model), batches)
     with mimose.attach(model, **always_selective):
         trained = toys.train(model, batches)

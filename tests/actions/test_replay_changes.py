@@ -6,7 +6,6 @@ import itertools
 import pytest
 import torch
 from torch import nn
-from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn import functional
 
 import mimose
@@ -129,68 +128,3 @@ def test_empty_and_single_rows():
     with _attach(model):
         for n in (0, 64, 64, 1, 64, 0, 64):
             assert _same(_gradients(model, _x(n)), _gradients(bare, _x(n)))
-
-
-def test_many_small_calls_leave_large_ones_alone(freed):
-    """They are no failures to make a recipe."""
-    model = nn.Sequential(*(nn.Sequential(nn.Dropout(), nn.Linear(8, 8)) for _ in "ab"))
-    options = {
-        "actions": "selective",
-        "planner": everywhere("selective"),
-        "layers": ["0", "1"],
-    }
-    with mimose.attach(model, "1TiB", **options):
-        for n in (*[2] * 70, 4096, 4096):
-            freed.clear()
-            model(torch.randn(n, 8, requires_grad=True)).sum().backward()
-    assert sum(freed) > 2**16
-
-
-class Sided(nn.Module):
-    """Layers that read a tensor which none of them saves."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(3)
-        self.make = nn.Linear(WIDTH, WIDTH)
-        self.layers = nn.ModuleList(Summing() for _ in range(3))
-        self.side = None
-
-    def forward(self, x):
-        """Map (rows, width) to one number."""
-        side = self.make(x) * 2.0
-        self.side = StorageWeakRef(side.untyped_storage())
-        for layer in self.layers:
-            x = layer(x, side)
-        return x.sum()
-
-
-class Summing(_Layer):
-    """Adds what it is given."""
-
-    def forward(self, x, side):
-        """Map (rows, width), twice, to the same."""
-        return self.b(functional.gelu(self.a(x))) + side
-
-
-class Gathering(Sided):
-    """Adds every layer's result to the tensor that all of them read."""
-
-    def forward(self, x):
-        """Map (rows, width) to one number."""
-        side = torch.zeros_like(x)
-        self.side = StorageWeakRef(side.untyped_storage())
-        for layer in self.layers:
-            x = layer(x, side)
-            side.add_(x)
-        return side.sum()
-
-
-def test_an_argument_that_is_edited_later_leaks_nothing():
-    """It gets a graph then, which what the layer holds is part of."""
-    model = Gathering()
-    options = {"actions": "selective", "planner": everywhere("selective")}
-    with mimose.attach(model, "1TiB", **options):
-        for _ in range(3):
-            model(torch.randn(8, WIDTH))  # and no backward
-            assert model.side.expired()

@@ -1,11 +1,8 @@
 """Letting go what cheap operators rebuild: exact, freeing what it says, planned."""
 
 import copy
-import random
 
-import numpy
 import pytest
-import torch
 
 import mimose
 
@@ -54,16 +51,13 @@ def test_it_is_learned_and_planned(toys, meter):
 
 LARGE = {
     "bert": {"batch": 8, "length": 128},
-    "gpt2": {"batch": 8, "length": 60},
-    "t5": {"batch": 8, "source": 64, "target": 64},
     "vit": {"batch": 8, "height": 64, "width": 64},
     "resnet": {"batch": 4, "height": 64, "width": 64},
 }
 
 
 @pytest.mark.parametrize(
-    ("name", "share"),
-    [("bert", 0.5), ("gpt2", 0.55), ("t5", 0.55), ("vit", 0.45), ("resnet", 0.25)],
+    ("name", "share"), [("bert", 0.5), ("vit", 0.45), ("resnet", 0.25)]
 )
 def test_it_frees_a_good_part_of_what_recomputing_frees(toys, name, share):
     """Between forward and backward, with no product."""
@@ -82,50 +76,3 @@ def test_it_frees_a_good_part_of_what_recomputing_frees(toys, name, share):
         assert (action == "recompute") == bool(session.summary().recomputed_flops)
     most = held["keep"] - held["recompute"]
     assert share * most < held["keep"] - held["selective"] < most
-
-
-class Halving(torch.nn.Module):
-    """Ends with a ReLU, which saves its output, and halves the width."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.a, self.b = torch.nn.Linear(width, 96), torch.nn.Linear(96, width // 2)
-
-    def forward(self, x):
-        """Map (rows, width) to (rows, width / 2)."""
-        return torch.relu(self.b(torch.nn.functional.gelu(self.a(x))))
-
-
-class AnyPlan:
-    """Draws an action for every call; half of the time from the ends alone."""
-
-    name = "any"
-
-    def __init__(self, toys):
-        self._random = random.Random(0)
-        self._judged = toys.judged
-
-    def plan(self, problem):
-        """Draw, whatever the budget."""
-        has_ends = self._random.random() < 0.5
-        allowed = [numpy.flatnonzero(row).tolist() for row in problem.allowed]
-        drawn = [
-            self._random.choice((each[0], each[-1]) if has_ends else each)
-            for each in allowed
-        ]
-        return self._judged(problem, drawn)
-
-
-def test_any_mixture_is_foretold_where_layers_save_their_outputs(toys, meter):
-    """What a layer frees depends on the one in front of it: off by a few percent."""
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(*(Halving(512 // 2**i) for i in range(5)))
-    rows = random.Random(0)
-    how = {"meter": meter, "planner": AnyPlan(toys), "layers": Halving, "refine": False}
-    with mimose.attach(model, "1TiB", actions="selective", **how) as session:
-        for _ in range(100):
-            model(torch.randn(16 * rows.randint(1, 5), 512)).square().mean().backward()
-            model.zero_grad()
-    errors = [record.prediction_error for record in list(session.records)[60:]]
-    assert len(errors) - errors.count(None) >= 30
-    assert max(abs(error) for error in errors if error is not None) < 0.08

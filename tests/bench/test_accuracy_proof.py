@@ -42,16 +42,3 @@ def test_arms_differ_in_nothing_but_the_action() -> None:
         assert [told[name] for told in exact] == [told[name] for told in selective]
     first, second = (told["loss"] for told in selective if told["epoch"] == 1)
     assert first != second
-
-
-def _rows(right: list[int]) -> list[dict[str, Any]]:
-    return [{"loss": 0.1, "held_out": 1000, "right": each} for each in right]
-
-
-def test_differences_are_taken_run_by_run() -> None:
-    """Runs differ more than arms do; the interval is that of the differences."""
-    line = accuracy.compare(_rows([986, 946, 969]), _rows([990, 950, 970]))
-    assert line["accuracy %"] == pytest.approx(96.7)
-    assert line["to exact"] == pytest.approx(-0.3)
-    # Student's 4.303 with two degrees of freedom
-    assert line["95% ±"] == pytest.approx(0.43, abs=0.005)

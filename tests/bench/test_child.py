@@ -73,17 +73,6 @@ def test_limit_makes_allocations_fail(
         child.ask(["step", {"index": 0}])
 
 
-def test_a_row_may_have_an_error(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """A proof's row tells of a prediction's, which is no failure."""
-    code = "def work(task):\n    yield {'error': None}\n    yield {'error': 0.5}\n"
-    (tmp_path / "rows_of_child.py").write_text(code)
-    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}{os.pathsep}{Path.cwd()}")
-    found = list(run_child("rows_of_child", {"device": "cpu"}, 1))
-    assert [None, 0.5] == [row["error"] for row in found]
-
-
 def test_one_that_takes_too_long_is_ended() -> None:
     """And the error says how long it had."""
     with pytest.raises(RunFailedError, match=r"check took more than 0\.01 s"):

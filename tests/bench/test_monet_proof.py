@@ -10,25 +10,8 @@ pytest.importorskip("transformers")
 
 from benchmarks.proofs import monet
 from benchmarks.proofs.common import read
-from benchmarks.proofs.monet import published
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
-
-
-@pytest.mark.parametrize(
-    ("share", "overhead"),
-    [
-        (1.0, 0.0),
-        (10.01 / 15.06, 0.0322),
-        ((10.01 + 9.01) / 2 / 15.06, (0.0322 + 0.0468) / 2),
-        (4.99 / 15.06, 0.1195),
-    ],
-)
-def test_published_overheads_are_linear_between_rows(
-    share: float, overhead: float
-) -> None:
-    """And nothing where all is kept."""
-    assert published("resnet50", share) == (pytest.approx(overhead), share)
 
 
 @pytest.mark.skipif(not DOCS.exists(), reason="runs in a checkout")

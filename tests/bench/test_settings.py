@@ -106,11 +106,6 @@ def trained(model, loss=None):
     return [model], lambda length: descend(model, loss(length))
 
 
-def layered(layer):
-    """Train a model of some layers."""
-    return trained(Model([layer() for _ in range(_LAYERS)]))
-
-
 # ------------------------------------------------------------------ several calls
 
 

@@ -18,11 +18,11 @@ _CASES = {
     "groups": {"kind": "groups", "steps": 8},
     "sends": {"kind": "sends", "steps": 9},
     "parallel": {"kind": "parallel", "steps": 8},
+    "norms": {"kind": "norms", "steps": 10},
     "cold": {"kind": "groups", "steps": 8, "warm": 0},
 }
 _SILENT = ("fsdp", "ddp")
 _REFUSED = ("attach", "planner", "unlike")
-_LATER = ("groups",)
 _OUT_OF_MEMORY: dict[str, dict[str, Any]] = {
     "sharded": {"kind": "fsdp", "way": "loop"},
     "by step": {"kind": "groups", "way": "step"},
@@ -35,10 +35,9 @@ def trained(launch: Callable[..., Any]) -> Any:
     """Run all cases in one launch; last the one that ends a rank."""
     cases = {
         **{name: {"do": "train", **case} for name, case in _CASES.items()},
-        "norms": {"do": "norms"},
         **{f"silent {kind}": {"do": "silent", "kind": kind} for kind in _SILENT},
         **{f"refused {how}": {"do": "refused", "how": how} for how in _REFUSED},
-        **{f"later {kind}": {"do": "later", "kind": kind} for kind in _LATER},
+        "later": {"do": "later", "kind": "groups"},
         **{n: {"do": "out_of_memory", **c} for n, c in _OUT_OF_MEMORY.items()},
         "impure": {"do": "impure"},
     }
@@ -47,21 +46,15 @@ def trained(launch: Callable[..., Any]) -> Any:
 
 @pytest.mark.parametrize("case", _CASES)
 def test_gradients_are_those_of_the_bare_model(trained: Any, case: str) -> None:
-    """Each gradient of each step is, on each rank; and both ran the same actions."""
+    """So are buffers and random state, on each rank; and both ran the same actions."""
     ranks = trained[case]
-    assert [[], []] == [rank["differ in steps"] for rank in ranks]
+    assert [[], []] == [rank["differences"] for rank in ranks]
+    buffers = ["buffer"] if case == "norms" else []
+    assert [*buffers, "gradient", "loss", "random"] == ranks[0]["compared"]
     assert ranks[0]["actions"] == ranks[1]["actions"]
 
 
-def test_running_statistics_over_all_ranks(trained: Any) -> None:
-    """Gradients, buffers and random state are the bare model's, with no rows, too."""
-    for rank in trained["norms"]:
-        assert [] == rank["differences"]
-        assert ["buffer", "gradient", "loss", "random"] == rank["compared"]
-        assert "rk" == rank["actions"][-1]
-
-
-@pytest.mark.parametrize("kind", ["groups", "sends", "parallel"])
+@pytest.mark.parametrize("kind", ["groups", "sends", "parallel", "norms"])
 def test_the_safest_of_differing_plans_runs(trained: Any, kind: str) -> None:
     """One rank would keep all, the other half: all run the half that holds less."""
     first, second = trained[kind]
@@ -98,7 +91,7 @@ def test_a_layer_that_cannot_be_recomputed_is_an_error_where_others_wait(
     """It names the layer, and what to do; the other rank does not wait for ever."""
     first, second = trained["impure"]
     assert "NotRecomputableError" == first[0]
-    assert "blocks.0" in first[1]
+    assert "layers.0" in first[1]
     assert "attach(layers=...)" in first[1]
     assert second[0] != "nothing"
 
@@ -116,13 +109,12 @@ def test_what_one_rank_refuses_all_refuse(trained: Any) -> None:
     assert ["MimoseError"] * 2 == [name for name, *_ in trained["refused unlike"]]
 
 
-@pytest.mark.parametrize("kind", _LATER)
-def test_layers_that_come_to_wait_are_refused(trained: Any, kind: str) -> None:
+def test_layers_that_come_to_wait_are_refused(trained: Any) -> None:
     """All ranks raise before a forward, each time, and can attach anew."""
-    for rank in trained[f"later {kind}"]:
+    for rank in trained["later"]:
         for name, said in rank["found"]:
             assert "MimoseError" == name
-            assert "'blocks.0'" in said
+            assert "'layers.0'" in said
         assert "nothing" == rank["again"]
 
 

@@ -226,37 +226,6 @@ def test_nothing_outlives_the_step(meter):
     assert [None] * 6 == [ref() for ref in caches[:6]]
 
 
-class _Shared(nn.Module):
-    """Writes its keys into the cache, or reads those of the layer before."""
-
-    def __init__(self, index, width=16):
-        super().__init__()
-        self.index = index
-        self.linear = nn.Linear(width, width)
-
-    def forward(self, x, cache):
-        if self.index % 2:
-            keys = cache.slots[self.index - 1].keys
-        else:
-            keys = cache.update(self.linear(x), self.index)
-        return x + torch.tanh(x @ keys.transpose(1, 2)) @ keys
-
-
-class _SharedModel(_Model):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(_Shared(i) for i in range(N_LAYERS))
-
-
-def test_keys_of_another_layer(meter):
-    """Gradients reach the layer that wrote them, in every step; all are kept."""
-    model = _model(_SharedModel)
-    bare = _train(copy.deepcopy(model), (8, 12, 8, 16))
-    with mimose.attach(model, "1TiB", planner="full", meter=meter) as session:
-        assert _same(bare, _train(model, (8, 12, 8, 16)))
-        assert N_LAYERS - 1 <= len(session.summary().kept_units)
-
-
 class _Scale:
     """Changed by the model, and read by its layers."""
 

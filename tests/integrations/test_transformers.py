@@ -207,18 +207,6 @@ def test_a_smaller_batch_after_running_out_of_memory(tmp_path, meter):
     assert _is_clean(trainer.model)
 
 
-def test_a_model_that_somebody_else_attached_to(tmp_path, meter):
-    """One owner: the error says what to do, and leaves the other one's session."""
-    model = _model()
-    with mimose.attach(model, "1TiB", meter=meter) as session:
-        trainer = _trainer(tmp_path, [MimoseCallback("1TiB", meter=meter)], model=model)
-        with pytest.raises(mimose.AlreadyAttachedError, match="detach"):
-            trainer.train()
-        assert 0 == len(session.records)
-        assert not _is_clean(model)
-    assert _is_clean(model)
-
-
 @pytest.mark.parametrize("restores", [False, True])
 def test_a_run_that_goes_on_from_a_checkpoint(tmp_path, meter, restores):
     """It collects nothing again; the weights are those of one that never stopped."""
@@ -343,9 +331,9 @@ def test_checkpointing_that_nobody_asked_for(tmp_path):
 class _TwoCalls(torch.nn.Module):
     """A loss of a model's outputs for a batch and for its second half."""
 
-    def __init__(self, model):
+    def __init__(self):
         super().__init__()
-        self.model = model
+        self.model = _model()
 
     def forward(self, inputs):
         """Call the model twice."""
@@ -353,42 +341,28 @@ class _TwoCalls(torch.nn.Module):
         return self.model(**inputs).loss + self.model(**half).loss
 
 
-class _LossTrainer(Trainer):
-    """Calls a loss, which calls the model."""
-
-    def compute_loss(self, model, inputs, **_):
-        """Call the loss."""
-        return self.whole(inputs)
-
-
-def _loss_trainer(folder, *callbacks, loss):
-    options = {"save_strategy": "steps", "save_steps": 16}
-    trainer = _trainer(folder, callbacks, loss.model, _LossTrainer, **options)
-    trainer.whole = loss
-    return trainer
-
-
 def test_a_loss_that_calls_the_model_twice(tmp_path, meter):
     """Attached to the loss, each of its steps is one, planned and exact."""
-    bare = _loss_trainer(tmp_path, loss=_TwoCalls(_model()))
-    bare.train()
-    loss = _TwoCalls(_model())
-    callback = MimoseCallback("1TiB", meter=meter, module=loss)
-    trainer = _loss_trainer(tmp_path, callback, loss=loss)
-    trainer.train()
-    assert _losses(bare) == _losses(trainer)
-    assert all(map(torch.equal, _weights(bare), _weights(trainer)))
-    records = callback.session.records
-    assert N_STEPS == len(records)
-    assert {4} == {len(record.actions) for record in records}
-    assert "plan" == records[-1].phase
-    assert _is_clean(loss)
 
-    resumed = _TwoCalls(_model())
-    again = MimoseCallback("1TiB", meter=meter, module=resumed)
-    trainer = _loss_trainer(tmp_path, again, loss=resumed)
-    trainer.train(resume_from_checkpoint=str(tmp_path / "checkpoint-16"))
-    assert ["plan"] * (N_STEPS - 16) == [r.phase for r in again.session.records]
+    class Calling(Trainer):
+        """Calls a loss, which calls the model."""
+
+        def compute_loss(self, model, inputs, **_):
+            """Call the loss."""
+            return losses[len(trained)](inputs)
+
+    losses, trained = [_TwoCalls(), _TwoCalls()], []
+    callback = MimoseCallback("1TiB", meter=meter, module=losses[1])
+    for loss, callbacks in zip(losses, ([], [callback]), strict=True):
+        trainer = _trainer(tmp_path, callbacks, loss.model, Calling)
+        trainer.train()
+        trained.append(trainer)
+    assert _losses(trained[0]) == _losses(trained[1])
+    assert all(map(torch.equal, *map(_weights, trained)))
+    records = callback.session.records
+    assert {4} == {len(record.actions) for record in records}
+    assert (N_STEPS, "plan") == (len(records), records[-1].phase)
+    assert _is_clean(losses[1])
 
 
 @pytest.mark.filterwarnings("ignore")

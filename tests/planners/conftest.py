@@ -2,14 +2,14 @@
 
 import itertools
 import math
+from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from benchmarks.problems import draw_problem
 from mimose.planners import PlanningProblem, host_bytes, peak_bytes, safest_plan
-
-MIB = 2.0**20
 
 
 def _problem(n_calls, *, actions=("keep", "recompute"), **fields):
@@ -32,17 +32,12 @@ def _problem(n_calls, *, actions=("keep", "recompute"), **fields):
     return PlanningProblem(calls=calls, actions=actions, **(zeros | fields))
 
 
-def _with(problem, **changes):
-    fields = {name: getattr(problem, name) for name in PlanningProblem.__slots__}
-    return PlanningProblem(**(fields | changes))
-
-
 def _budget_between(problem, share):
     """Put the budget between the least peak (0) and that of keeping all (1)."""
     least = safest_plan(problem).peak_bytes
     allowed = np.where(problem.allowed, problem.cost, np.inf)
     keep = float(peak_bytes(problem, allowed.argmin(axis=1)))
-    return _with(problem, budget_bytes=least + share * max(keep - least, 0.0))
+    return replace(problem, budget_bytes=least + share * max(keep - least, 0.0))
 
 
 def _random(rng, n_calls, n_actions=2, *, host=False):
@@ -84,32 +79,6 @@ def _random(rng, n_calls, n_actions=2, *, host=False):
     )
 
 
-def _transformer(rng, n_calls, *, jitter=0.0):
-    """Layers of one family: equal, or equal up to a jitter."""
-    about = 1 + jitter * rng.uniform(-2, 2, n_calls)
-    layer = rng.uniform(20, 200) * MIB
-    keep = layer * about
-    out = np.full(n_calls, layer * rng.uniform(0.03, 0.1))
-    cost = rng.uniform(0.5, 2) * (1 + jitter * rng.uniform(-2, 2, n_calls))
-    gaps, gap_transient = np.zeros(n_calls + 1), np.zeros(n_calls + 1)
-    gaps[0], gap_transient[0] = 0.1 * layer, 0.2 * layer
-    gaps[-1], gap_transient[-1] = (
-        layer * rng.uniform(0.1, 1),
-        layer * rng.uniform(0.2, 2),
-    )
-    return _problem(
-        n_calls,
-        held_bytes=np.stack([keep, out], axis=1),
-        forward_transient_bytes=np.stack([1.05 * keep] * 2, axis=1),
-        backward_transient_bytes=np.stack([0.3 * keep, 1.3 * keep - out], axis=1),
-        backward_retained_bytes=np.full(n_calls, rng.uniform(5, 30) * MIB),
-        cost=np.stack([np.zeros(n_calls), cost], axis=1),
-        gap_bytes=gaps,
-        gap_transient_bytes=gap_transient,
-        start_bytes=1000 * MIB,
-    )
-
-
 def _whole_menu(rng, kind, n_calls, **options):
     """Measured layers that may also pool or offload some of what they hold."""
     made = draw_problem(rng, kind, n_calls, **options)
@@ -127,7 +96,7 @@ def _whole_menu(rng, kind, n_calls, **options):
     for name, more in beyond_keep.items():
         table = getattr(made, name)
         tables[name] = np.insert(table, [5, 5], table[:, :1] + more, axis=1)
-    return _with(
+    return replace(
         made,
         actions=(*made.actions[:5], "pool", "offload", "recompute"),
         lossy=frozenset({"pool"}),
@@ -143,65 +112,25 @@ def _every_choice(problem):
     return choices[host_bytes(problem, choices) <= problem.host_budget_bytes]
 
 
-@pytest.fixture(scope="session")
-def make_problem():
-    """Make a problem of C calls; fields not given are zero, the budget infinite."""
-    return _problem
+def _cheapest(problem):
+    choices = _every_choice(problem)
+    fits = peak_bytes(problem, choices) <= problem.budget_bytes
+    costs = problem.cost[np.arange(len(problem.calls)), choices].sum(axis=1)
+    return costs[fits].min()
 
 
 @pytest.fixture(scope="session")
-def with_fields():
-    """Make a problem that differs in the given fields."""
-    return _with
-
-
-@pytest.fixture(scope="session")
-def budget_between():
-    """Make a problem whose budget is a share of the way up from the least peak."""
-    return _budget_between
-
-
-@pytest.fixture(scope="session")
-def random_problem():
-    """Make an arbitrary problem of whole numbers."""
-    return _random
-
-
-@pytest.fixture(scope="session")
-def transformer_problem():
-    """Make a problem of like layers."""
-    return _transformer
-
-
-@pytest.fixture(scope="session")
-def measured_problem():
-    """Draw a problem of up to six actions with the proportions of measured layers."""
-    return draw_problem
-
-
-@pytest.fixture(scope="session")
-def whole_menu_problem():
-    """Draw a problem of eight actions: four finer ones, a lossy one, the host."""
-    return _whole_menu
-
-
-@pytest.fixture(scope="session")
-def every_choice():
-    """List all choices of a small problem."""
-    return _every_choice
-
-
-@pytest.fixture(scope="session")
-def cheapest_cost():
-    """Tell the least cost of all choices within the budgets, by looking at each."""
-
-    def cheapest(problem):
-        choices = _every_choice(problem)
-        fits = peak_bytes(problem, choices) <= problem.budget_bytes
-        costs = problem.cost[np.arange(len(problem.calls)), choices].sum(axis=1)
-        return costs[fits].min()
-
-    return cheapest
+def make():
+    """Functions that make problems, and list or judge the choices of small ones."""
+    return SimpleNamespace(
+        problem=_problem,  # of C calls: fields not given are zero, the budget infinite
+        random=_random,  # arbitrary whole numbers
+        measured=draw_problem,  # the proportions of measured layers
+        whole_menu=_whole_menu,  # eight actions: finer ones, a lossy one, the host
+        between=_budget_between,  # the budget is a share of the way to keeping all
+        choices=_every_choice,  # all that are allowed
+        cheapest=_cheapest,  # the least cost of all choices within the budgets
+    )
 
 
 @pytest.fixture

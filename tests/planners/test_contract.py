@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -33,19 +34,17 @@ def planner(planner_name):
     return MAKERS[planner_name]()
 
 
-@pytest.fixture(params=["jittered", "random", "six actions", "whole menu"])
-def problem(request, rng, random_problem, transformer_problem,
-            measured_problem, whole_menu_problem, budget_between):  # fmt: skip
+@pytest.fixture(params=["random", "six actions", "whole menu"])
+def problem(request, rng, make):
     """Each kind of problem in turn, half-way between least peak and keeping all."""
     made = {
-        "jittered": lambda: transformer_problem(rng, 12, jitter=0.05),
-        "random": lambda: random_problem(rng, 8, 4, host=True),
-        "six actions": lambda: measured_problem(
+        "random": lambda: make.random(rng, 8, 4, host=True),
+        "six actions": lambda: make.measured(
             rng, "mixture", 12, jitter=0.02, masked=True
         ),
-        "whole menu": lambda: whole_menu_problem(rng, "layers", 12),
+        "whole menu": lambda: make.whole_menu(rng, "layers", 12),
     }[request.param]()
-    return budget_between(made, 0.5)
+    return make.between(made, 0.5)
 
 
 def indices(problem, plan):
@@ -81,10 +80,10 @@ def test_promises(planner_name, planner, problem):
         assert problem.host_bytes[at].sum() <= problem.host_budget_bytes
 
 
-def test_impossible_budget(planner_name, planner, problem, with_fields):
+def test_impossible_budget(planner_name, planner, problem):
     """Planners that know peaks say why not; the others say their peak."""
     least = safest_plan(problem)
-    tight = with_fields(problem, budget_bytes=0.9 * least.peak_bytes)
+    tight = replace(problem, budget_bytes=0.9 * least.peak_bytes)
     if planner_name not in KEEP_BUDGETS:
         assert planner.plan(tight).peak_bytes > tight.budget_bytes
         return
@@ -95,32 +94,30 @@ def test_impossible_budget(planner_name, planner, problem, with_fields):
     assert least.peak_bytes == pytest.approx(sum(caught.value.holders.values()))
 
 
-def test_ample_budget(planner_name, planner, problem, with_fields):
+def test_ample_budget(planner_name, planner, problem):
     """With room for all, everything that may be kept is kept."""
-    plan = planner.plan(with_fields(problem, budget_bytes=float("inf")))
+    plan = planner.plan(replace(problem, budget_bytes=float("inf")))
     if planner_name not in IGNORE_BUDGETS:
         may_keep = problem.allowed[:, 0]
         kept = np.array([action == "keep" for action in plan.actions])
         assert may_keep.tolist() == kept.tolist()
 
 
-def test_never_worse_than_recomputing_everything(
-    planner, rng, transformer_problem, measured_problem, budget_between
-):
+def test_never_worse_than_recomputing_everything(planner, rng, make):
     """No plan costs more than the one that recomputes everything."""
-    for made in (transformer_problem(rng, 9), measured_problem(rng, "stages", 9)):
+    for made in (make.measured(rng, "layers", 9), make.measured(rng, "stages", 9)):
         for share in (0.0, 0.4, 0.9):
-            problem = budget_between(made, share)
+            problem = make.between(made, share)
             most = make_planner("full").plan(problem).extra_cost
             fresh = copy.copy(planner)
             assert fresh.plan(problem).extra_cost <= most * (1 + 1e-12)
 
 
-def test_events_that_may_not_be_recomputed(planner, make_problem):
+def test_events_that_may_not_be_recomputed(planner, make):
     """A call without another action is kept, whatever the others do."""
     allowed = np.ones((4, 2), dtype=bool)
     allowed[2, 1] = False
-    problem = make_problem(
+    problem = make.problem(
         4,
         allowed=allowed,
         held_bytes=np.array([[10.0, 1.0]] * 4),

@@ -1,5 +1,7 @@
 """The greedy planner does what was published."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -11,13 +13,13 @@ HALVING = ((256,) * 2 + (128,) * 4 + (64,) * 6 + (32,) * 2, 600.0)
 
 
 @pytest.fixture
-def sized(make_problem):
+def sized(make):
     """Make a problem of calls that hold these sizes, with so much missing."""
 
-    def make(sizes, missing, **fields):
+    def with_sizes(sizes, missing, **fields):
         held = np.stack([np.array(sizes, dtype=float), np.zeros(len(sizes))], axis=1)
         cost = np.stack([np.zeros(len(sizes)), np.ones(len(sizes))], axis=1)
-        return make_problem(
+        return make.problem(
             len(sizes),
             held_bytes=held,
             cost=cost,
@@ -26,7 +28,7 @@ def sized(make_problem):
             **fields,
         )
 
-    return make
+    return with_sizes
 
 
 def recomputed(planner, problem):
@@ -46,12 +48,12 @@ def test_published(sized, case, n_calls, freed):
     assert freed == sum(sizes[i] for i in taken)
 
 
-def test_counts_what_recomputation_still_holds(sized, with_fields):
+def test_counts_what_recomputation_still_holds(sized):
     """Freed is what a call holds less its output."""
     problem = sized((100, 100), 95.0)
     held = problem.held_bytes.copy()
     held[:, 1] = 10.0
-    assert recomputed(Greedy(), with_fields(problem, held_bytes=held)) == [0, 1]
+    assert recomputed(Greedy(), replace(problem, held_bytes=held)) == [0, 1]
 
 
 def test_does_not_see_the_peak(sized):

@@ -12,17 +12,17 @@ from mimose.planners import (
 
 
 @pytest.mark.parametrize("n_calls", [0, 1, 7])
-def test_equals_brute_force(rng, random_problem, every_choice, n_calls):
+def test_equals_brute_force(rng, make, n_calls):
     """No choice has a lower peak; where the host binds it is found to a millionth."""
     for turn in range(20):
-        problem = random_problem(rng, n_calls, 3, host=bool(turn % 2))
-        expected = peak_bytes(problem, every_choice(problem)).min()
+        problem = make.random(rng, n_calls, 3, host=bool(turn % 2))
+        expected = peak_bytes(problem, make.choices(problem)).min()
         assert expected == pytest.approx(safest_plan(problem).peak_bytes, rel=1e-5)
 
 
-def lossy_problem(make_problem, **fields):
+def lossy_problem(make, **fields):
     """Three layers that a lossy action would bring down to 100, an exact one to 106."""
-    return make_problem(
+    return make.problem(
         3,
         actions=("keep", "quantize", "recompute"),
         held_bytes=np.array([[4.0, 0.0, 2.0]] * 3),
@@ -41,22 +41,22 @@ def lossy_problem(make_problem, **fields):
         (99.0, ("quantize",) * 3, 100.0),
     ],
 )
-def test_lossy_where_nothing_else_fits(make_problem, budget, actions, peak):
+def test_lossy_where_nothing_else_fits(make, budget, actions, peak):
     """Exact actions alone, unless they cannot keep the budget."""
-    plan = safest_plan(lossy_problem(make_problem, budget_bytes=budget))
+    plan = safest_plan(lossy_problem(make, budget_bytes=budget))
     assert (actions, peak) == (plan.actions, plan.peak_bytes)
 
 
-def test_lossy_where_an_event_has_nothing_else(make_problem):
+def test_lossy_where_an_event_has_nothing_else(make):
     """Such a call takes what it has, the others stay exact."""
     allowed = np.ones((3, 3), dtype=bool)
     allowed[1] = [False, True, False]
-    plan = safest_plan(lossy_problem(make_problem, allowed=allowed))
+    plan = safest_plan(lossy_problem(make, allowed=allowed))
     assert plan.actions == ("recompute", "quantize", "recompute")
 
 
-def test_the_least_peak_that_is_told_is_any_plan_s(make_problem):
+def test_the_least_peak_that_is_told_is_any_plan_s(make):
     """What no exact plan reaches counts as reachable."""
     with pytest.raises(InfeasibleBudgetError) as told:
-        Search().plan(lossy_problem(make_problem, budget_bytes=99.0))
+        Search().plan(lossy_problem(make, budget_bytes=99.0))
     assert told.value.least_peak_bytes == 100.0

@@ -1,6 +1,7 @@
 """The optimal planner is optimal: against every choice, and against the 0-1 program."""
 
 import logging
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,57 +18,51 @@ from mimose.planners import Optimal, Search, optimal, peak_bytes, refiner_of
         (5, 4, {"host": True}),
     ],
 )
-def test_equals_brute_force(
-    rng, random_problem, budget_between, cheapest_cost, n_calls, n_actions, options
-):  # fmt: skip
+def test_equals_brute_force(rng, make, n_calls, n_actions, options):
     """Small problems cost what the best of all choices costs, and it knows."""
     for share in (0.0, 0.05, 0.15, 0.3, 0.5, 0.9):
-        problem = random_problem(rng, n_calls, n_actions, **options)
-        problem = budget_between(problem, share + 1e-5)
+        problem = make.random(rng, n_calls, n_actions, **options)
+        problem = make.between(problem, share + 1e-5)
         plan = Optimal().plan(problem)
         assert plan.peak_bytes <= problem.budget_bytes
-        assert cheapest_cost(problem) == pytest.approx(plan.extra_cost)
+        assert make.cheapest(problem) == pytest.approx(plan.extra_cost)
         assert plan.optimal
 
 
-def test_the_solver_alone(rng, random_problem, budget_between, cheapest_cost):
+def test_the_solver_alone(rng, make):
     """The program's rows say what the judge says, the host included."""
     for share in (0.05, 0.3, 0.7):
         for host in (False, True):
-            problem = random_problem(rng, 5, 4, host=host)
-            problem = budget_between(problem, share)
+            problem = make.random(rng, 5, 4, host=host)
+            problem = make.between(problem, share)
             budgets = problem.budget_bytes, problem.host_budget_bytes
             choice, proved = optimal.solve(problem, *budgets, 10.0)
             assert proved
             cost = problem.cost[np.arange(5), choice].sum()
-            assert cheapest_cost(problem) == pytest.approx(cost, rel=1e-6)
+            assert make.cheapest(problem) == pytest.approx(cost, rel=1e-6)
 
 
-def test_equal_layers_are_proved_without_the_solver(
-    rng, measured_problem, budget_between, monkeypatch
-):
+def test_equal_layers_are_proved_without_the_solver(rng, make, monkeypatch):
     """Where many plans cost the same the search has few to carry on, and proves it."""
     monkeypatch.setattr(optimal, "solve", None)
     for share in (0.1, 0.35, 0.7):
-        problem = measured_problem(rng, "layers", 24)
-        assert Optimal().plan(budget_between(problem, share)).optimal
+        problem = make.measured(rng, "layers", 24)
+        assert Optimal().plan(make.between(problem, share)).optimal
 
 
-def test_budgets_that_are_exactly_some_peak(
-    rng, random_problem, every_choice, with_fields, cheapest_cost
-):
+def test_budgets_that_are_exactly_some_peak(rng, make):
     """A plan that fits to the last byte is found."""
-    problem = random_problem(rng, 7, 2)
-    for peak in np.unique(peak_bytes(problem, every_choice(problem)))[::5]:
-        tight = with_fields(problem, budget_bytes=peak)
-        assert cheapest_cost(tight) == pytest.approx(Optimal().plan(tight).extra_cost)
+    problem = make.random(rng, 7, 2)
+    for peak in np.unique(peak_bytes(problem, make.choices(problem)))[::5]:
+        tight = replace(problem, budget_bytes=peak)
+        assert make.cheapest(tight) == pytest.approx(Optimal().plan(tight).extra_cost)
 
 
-def test_a_larger_budget_never_costs_more(rng, measured_problem, budget_between):
+def test_a_larger_budget_never_costs_more(rng, make):
     """Cost falls, or stays, as the budget grows."""
-    problem = measured_problem(rng, "stages", 12, jitter=0.1)
+    problem = make.measured(rng, "stages", 12, jitter=0.1)
     costs = [
-        Optimal().plan(budget_between(problem, share)).extra_cost
+        Optimal().plan(make.between(problem, share)).extra_cost
         for share in np.linspace(0, 1, 12)
     ]
     assert sorted(costs, reverse=True) == costs
@@ -75,10 +70,10 @@ def test_a_larger_budget_never_costs_more(rng, measured_problem, budget_between)
 
 
 @pytest.fixture
-def unproved(rng, random_problem, budget_between):
+def unproved(rng, make):
     """A problem where the host's budget binds, which the search alone cannot prove."""
     while True:
-        problem = budget_between(random_problem(rng, 6, 3, host=True), 0.5)
+        problem = make.between(make.random(rng, 6, 3, host=True), 0.5)
         if not Search().plan(problem).optimal:
             return problem
 

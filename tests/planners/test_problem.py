@@ -29,36 +29,36 @@ SIGNED = {"held_bytes", "backward_retained_bytes", "cost", "gap_bytes"}
 
 
 @pytest.mark.parametrize("field", ARRAYS)
-def test_arrays(make_problem, field):
+def test_arrays(make, field):
     """Shape, numbers and sign are checked; changes and costs may be negative."""
     shape = ARRAYS[field]
     with pytest.raises(ValueError, match=rf"{field} .*{re.escape(str(shape))}"):
-        make_problem(3, **{field: np.zeros((5, 5))})
+        make.problem(3, **{field: np.zeros((5, 5))})
     if field == "allowed":
         return
     for value in (float("nan"), float("inf")):
         array = np.zeros(shape)
         array.flat[-1] = value
         with pytest.raises(ValueError, match=rf"{field} .*{value}"):
-            make_problem(3, **{field: array})
+            make.problem(3, **{field: array})
     negative = np.full(shape, -1.0)
     if field in SIGNED:
-        make_problem(3, **{field: negative})
+        make.problem(3, **{field: negative})
         return
     with pytest.raises(ValueError, match=rf"{field} .*-1"):
-        make_problem(3, **{field: negative})
+        make.problem(3, **{field: negative})
 
 
-def test_numbers(make_problem):
+def test_numbers(make):
     """Bytes are finite and not negative; a budget may be infinite."""
     for value in (float("nan"), float("inf"), -1.0):
         with pytest.raises(ValueError, match=f"start_bytes .*{value}"):
-            make_problem(3, start_bytes=value)
+            make.problem(3, start_bytes=value)
     for field in ("budget_bytes", "host_budget_bytes"):
-        assert float("inf") == getattr(make_problem(3, **{field: float("inf")}), field)
+        assert float("inf") == getattr(make.problem(3, **{field: float("inf")}), field)
         for value in (-1.0, float("nan")):
             with pytest.raises(ValueError, match=f"{field} .*{value}"):
-                make_problem(3, **{field: value})
+                make.problem(3, **{field: value})
 
 
 @pytest.mark.parametrize(
@@ -77,10 +77,10 @@ def test_numbers(make_problem):
         ),
     ],
 )
-def test_refused(make_problem, fields, expected):
+def test_refused(make, fields, expected):
     """What cannot be planned is refused, and named."""
     with pytest.raises(ValueError, match=expected):
-        make_problem(2, **fields)
+        make.problem(2, **fields)
 
 
 def test_actions_and_menus():

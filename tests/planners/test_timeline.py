@@ -35,10 +35,10 @@ def random_choice(rng, problem, n_plans):
 
 
 @pytest.mark.parametrize("n_calls", [0, 1, 7, 24])
-def test_equals_the_slow_walk(rng, random_problem, n_calls):
+def test_equals_the_slow_walk(rng, make, n_calls):
     """Levels, peaks and names of all segments are those of the slow walk."""
     for _ in range(20):
-        problem = random_problem(rng, n_calls, 3, host=True)
+        problem = make.random(rng, n_calls, 3, host=True)
         choice = random_choice(rng, problem, 1)[0]
         names, levels, peaks = zip(*slow_segments(problem, choice), strict=True)
         laid_out = lay_out(problem, choice)
@@ -51,9 +51,9 @@ def test_equals_the_slow_walk(rng, random_problem, n_calls):
         assert many == peak_bytes(problem, choices).tolist()
 
 
-def test_binding_segments(make_problem):
+def test_binding_segments(make):
     """All segments that reach the peak are named, in the order of time."""
-    problem = make_problem(
+    problem = make.problem(
         2,
         held_bytes=np.array([[3.0, 0.0], [3.0, 0.0]]),
         backward_transient_bytes=np.array([[3.0, 0.0], [0.0, 0.0]]),
@@ -69,9 +69,9 @@ def test_binding_segments(make_problem):
     assert expected == laid_out.binding_segments
 
 
-def test_holders_add_up_to_the_peak(rng, random_problem):
+def test_holders_add_up_to_the_peak(rng, make):
     """What is said to hold the bytes at the peak holds all of them."""
     for turn in range(100):
-        problem = random_problem(rng, turn % 6, 3)
+        problem = make.random(rng, turn % 6, 3)
         laid_out = lay_out(problem, random_choice(rng, problem, 1)[0])
         assert laid_out.peak_bytes == pytest.approx(sum(laid_out.holders().values()))

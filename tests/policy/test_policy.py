@@ -7,7 +7,7 @@ import torch
 
 import mimose
 from mimose import policy as plans
-from mimose.planners import make_planner, safest_plan
+from mimose.planners import Search
 from mimose.policy import LeastPeaks
 from mimose.types import StepInput
 
@@ -135,74 +135,18 @@ def test_a_prediction_alone_does_not_end_a_training(toys, meter, monkeypatch):
     assert record.observed_peak_bytes is not None
 
 
-LENGTHS = [64, 20, 64, *range(22, 62, 2), *range(23, 43, 2)]
-
-
-def _train(toys, session, lengths):
-    """Train on, without an optimizer's state that comes and goes."""
-    model = session._model
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-    toys.train(model, [toys.inputs(n) for n in lengths], optimizer=optimizer)
-
-
-@pytest.fixture
-def planned(toys, meter):
-    """A session that has learned what a chain of layers takes."""
-    model = toys.chain(6)
-    ends = [toys.inputs(64), toys.inputs(58)]
-    budget = toys.budget_between(model, ends, 0.6, meter)
-    with mimose.attach(model, budget, meter=meter) as session:
-        _train(toys, session, LENGTHS)
-        assert "plan" == session.records[-1].phase
-        yield session
-
-
-def _prepare(session, length):
-    step_input, table = session._engine.describer.last
-    name = next(iter(session.records[-1].shape))
-    sizes = table.fill({name: length}, step_input.sizes)
-    memory = session._engine.driver.memory_now()
-    session._engine.policy.prepare(step_input._replace(sizes=sizes), memory)
-
-
-def test_a_plan_made_ahead_is_there_when_its_shape_comes(toys, planned):
-    """It fits, and is predicted as well as one that is made in its step."""
-    _prepare(planned, 55)
-    _train(toys, planned, [55])
-    last = planned.records[-1]
-    assert (last.phase, last.cache_hit) == ("plan", True)
-    assert last.observed_peak_bytes <= last.budget_bytes
-    assert last.observed_growth_bytes == pytest.approx(last.predicted_growth_bytes)
-    assert 1 == planned.summary().plans_ready
-    assert "made ahead" in planned.report()
-
-
-def test_a_plan_that_does_not_fit_any_more_is_made_anew(toys, planned, meter):
-    """Less is free than when it was made."""
-    _prepare(planned, 63)
-    last = planned.records[-1]
-    meter.extra_bytes = (last.budget_bytes - last.start_bytes) * 2 // 5
-    _train(toys, planned, [63])
-    last = planned.records[-1]
-    assert not last.cache_hit
-    assert last.observed_peak_bytes <= last.budget_bytes
-
-
-def test_a_plan_without_proof_is_replaced_by_a_proven_one(toys, planned, monkeypatch):
+def test_a_plan_without_proof_is_replaced_by_a_proven_one(toys, meter):
     """From the next time on its shape comes, at no higher cost."""
-
-    def unproven(self, problem):
-        # What recomputes everything is a plan, and never proven.
-        return replace(safest_plan(problem), planner=self.name, optimal=False)
-
-    plans = planned._engine.policy.plans
-    monkeypatch.setattr(type(plans._planner), "plan", unproven)
-    plans._refiner = make_planner("optimal")
-    _train(toys, planned, [61, 61])
-    first, second = list(planned.records)[-2:]
+    model = toys.chain(6)
+    batches = [toys.inputs(n) for n in (64, 20, 44, 32, 56, 26, 38, 50, 61, 61)]
+    budget = toys.budget_between(model, batches[:1] * 2, 0.5, meter)
+    narrow = {"planner": Search(width=2), "meter": meter}
+    with mimose.attach(model, budget, **narrow) as session:
+        toys.train(model, batches)
+    first, second = list(session.records)[-2:]
     assert [False, True] == [first.is_optimal, second.is_optimal]
     assert [False, True] == [first.cache_hit, second.cache_hit]
-    assert second.recomputed_flops < first.recomputed_flops
+    assert second.recomputed_flops <= first.recomputed_flops
     assert second.observed_peak_bytes <= second.budget_bytes
 
 

@@ -126,22 +126,14 @@ def test_around_the_model(way: _Way) -> None:
         _check("auto", _plainly, _plainly, way)
 
 
-def test_layers_that_forbid_hooks_are_kept_at_once() -> None:
+@pytest.mark.parametrize(
+    ("within", "outside"), [(_grad, _plainly), (_plainly, _hooks_forbidden)]
+)
+def test_layers_that_forbid_hooks_are_kept_at_once(within: _Way, outside: _Way) -> None:
     """They are found in the first step, which does not fail, and the reason is told."""
-    model = _Model(_grad, _plainly)
-    session = mimose.attach(model, budget="1TiB", planner="full")
-    model(torch.ones(2, 4)).sum().backward()
+    model = _Model(within, _plainly)
+    with mimose.attach(model, budget="1TiB", planner="full") as session:
+        outside(model, torch.ones(2, 4)).sum().backward()
     kept = session.summary().kept_units
     assert len(kept) == 3
     assert "hooks of saved tensors" in kept["layers.0"]
-    session.detach()
-
-
-def test_a_layer_called_where_hooks_are_forbidden_is_kept() -> None:
-    """The report says where; training is exact."""
-    model = _Model(_plainly, _plainly)
-    session = mimose.attach(model, budget="1TiB", planner="full")
-    _hooks_forbidden(model, torch.ones(2, 4)).sum().backward()
-    kept = session.summary().kept_units
-    assert "hooks of saved tensors are forbidden" in kept["layers.0"]
-    session.detach()

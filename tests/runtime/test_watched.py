@@ -54,6 +54,8 @@ def test_plans_are_there_before_their_batches(toys, is_loader):
         _train(toys, session, model, batches)
     assert N_BATCHES == len(session.records)
     assert [] == _misses(session)
+    assert session.summary().plans_ready > 0
+    assert "made ahead" in session.report()
     if is_loader:
         return
     with toys.counting() as meter, mimose.attach(model, "1TiB", meter=meter) as session:
@@ -122,30 +124,3 @@ def test_no_batch_is_kept_alive():
         del batch
         assert alive() is None
     session.detach()
-
-
-def test_a_plan_that_cannot_be_made_ahead_ends_no_loop(toys, caplog):
-    """Its step makes one; the loader's batches come as they are."""
-
-    class Fails:
-        name = "fails"
-        is_ahead = False
-
-        def plan(self, problem):
-            """Make the plan of a step, and none ahead of it."""
-            if self.is_ahead:
-                raise MemoryError
-            return toys.judged(problem, [0] * len(problem.calls))
-
-    planner, model = Fails(), toys.chain(4, WIDTH)
-    batches = [_batch(n) for n in _lengths()]
-    with toys.counting() as meter:
-        options = {"meter": meter, "planner": planner, "refine": False}
-        with mimose.attach(model, "1TiB", **options) as session:
-            planner.is_ahead = True
-            for batch in session.watch(batches):
-                planner.is_ahead = False
-                toys.forward(model, batch).backward()
-                planner.is_ahead = True
-    assert {"plan"} == {record.phase for record in list(session.records)[-9:]}
-    assert any("MemoryError" in said for said in caplog.messages)

@@ -11,72 +11,50 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mimose.bench.grid.strategies import STRATEGIES, PaperMimose, Setup
 from mimose.bench.grid.worker import Task, Worker
-from mimose.bench.grid.workloads import WORKLOADS
 from mimose.bench.step_meter import budget_meter
 
 MIB = 2**20
-WORKLOAD = WORKLOADS["qa-bert"]
+CPU = torch.device("cpu")
 LENGTHS = [12, 30, 18, 40, 25, 14, 36, 22, 33, 16, 11, 39, 20]
 
 
-class _Trained:
-    """A tiny model, the setup for a strategy, and what a step of it gives."""
+def _setup(model, meter=None, headroom=2**40):
+    return Setup(
+        model=model,
+        device=CPU,
+        meter=meter or budget_meter(CPU),
+        headroom_bytes=headroom,
+        sizes=[{"length": length} for length in LENGTHS],
+        longest={"length": max(LENGTHS)},
+        try_step=lambda _: None,
+        shared=Path(),
+    )
 
-    def __init__(self, folder, lengths=(16, 24, 32), device="cpu"):
-        torch.manual_seed(0)
-        self.model = WORKLOAD.build("tiny").to(device)
-        self.n_tried = 0
-        self.sizes = [{"length": length} for length in lengths]
-        self.setup = Setup(
-            model=self.model,
-            device=torch.device(device),
-            meter=budget_meter(torch.device(device)),
-            headroom_bytes=2**40,
-            sizes=self.sizes,
-            longest=self.sizes[-1],
-            try_step=self.try_step,
-            shared=folder,
-        )
 
-    def try_step(self, sizes):
-        self.n_tried += 1
-        generator = torch.Generator().manual_seed(0)
-        batch = WORKLOAD.batch(sizes, "tiny", generator)
-        batch = {name: tensor.to(self.setup.device) for name, tensor in batch.items()}
-        loss = self.model(**batch).loss
-        loss.backward()
-        gradients = {n: p.grad for n, p in self.model.named_parameters()}
-        self.model.zero_grad()
-        return loss.detach(), gradients
+def test_recomputing_is_exact_and_the_model_is_given_back(toys):
+    """A session and transformers recompute as much; every second layer half of it."""
+    model = toys.zoo_model("bert", num_hidden_layers=4)
+    (batch,) = toys.text_batches([32])
 
-    def step(self):
-        """Return loss and gradients of the longest batch, and what it computes."""
+    def step():
         torch.manual_seed(1)
         with FlopCounterMode(display=False) as counter:
-            loss, gradients = self.try_step(self.sizes[-1])
-        return loss, gradients, counter.get_total_flops()
+            loss = model(**batch).loss
+            loss.backward()
+        noted = toys.note(model, loss)
+        model.zero_grad()
+        return [noted], counter.get_total_flops()
 
-
-def _assert_equal(one, other):
-    assert torch.equal(one[0], other[0])
-    assert one[1].keys() == other[1].keys()
-    for name, gradient in one[1].items():
-        assert gradient is other[1][name] or torch.equal(gradient, other[1][name]), name
-
-
-def test_recomputing_is_exact_and_the_model_is_given_back(tmp_path):
-    """A session and transformers recompute as much; every second layer half of it."""
-    trained = _Trained(tmp_path)
-    bare = trained.step()
+    bare, flops = step()
     redone = {}
     for name in ("full", "every-2", "hf-full", "hf-every-2"):
-        applied = STRATEGIES[name].apply(trained.setup)
-        found = trained.step()
-        _assert_equal(bare, found)
-        redone[name] = found[2] - bare[2]
+        applied = STRATEGIES[name].apply(_setup(model))
+        found, more = step()
+        assert [] == toys.differences(bare, found)
+        redone[name] = more - flops
         applied.close()
-        assert not any("forward" in vars(module) for module in trained.model.modules())
-        _assert_equal(bare, trained.step())
+        assert not any("forward" in vars(module) for module in model.modules())
+        assert [] == toys.differences(bare, step()[0])
     assert 0 < redone["full"] == redone["hf-full"]
     assert redone["every-2"] == redone["hf-every-2"] == redone["full"] // 2
 
@@ -102,21 +80,6 @@ def test_a_process_trains_on_the_simulated_accelerator(sim, tmp_path):
 # ------------------------------------------------------------- the published system
 
 
-def _paper(model, meter, headroom):
-    return PaperMimose(
-        Setup(
-            model=model,
-            device=torch.device("cpu"),
-            meter=meter,
-            headroom_bytes=headroom,
-            sizes=[{"length": length} for length in LENGTHS],
-            longest={"length": max(LENGTHS)},
-            try_step=lambda _: None,
-            shared=Path(),
-        )
-    )
-
-
 def _train(toys, model, applied=None):
     """Train on each length; return the losses, and each step's phase and plan."""
     torch.manual_seed(0)
@@ -139,7 +102,7 @@ def test_it_measures_ten_steps_and_then_plans_by_length(toys, meter):
     model = toys.zoo_model("bert")
     counts = []
     for headroom in (2**20, 2**22, 2**24):
-        applied = _paper(model, meter, headroom)
+        applied = PaperMimose(_setup(model, meter, headroom))
         losses, facts = _train(toys, model, applied)
         applied.close()
         assert losses == plain

@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
-
 import pytest
-
-from mimose.bench.machine import worker_environment
 
 pytestmark = pytest.mark.sim
 
@@ -93,28 +88,3 @@ def test_out_of_memory_unmaps_and_tries_again(sim, take):
     assert 2 * MIB == sim.memory_reserved()
     assert 1 == sim.memory_stats()["num_alloc_retries"]
     del block
-
-
-def test_the_environment_switches_them_on():
-    """PYTORCH_ALLOC_CONF is read at use(), as CUDA's allocator reads it."""
-    code = (
-        "import torch; from benchmarks.sim import use; sim = use()\n"
-        "block = torch.empty(21 * 2**20, dtype=torch.uint8, device='sim')\n"
-        "assert sim.memory_reserved() == 40 * 2**20, sim.memory_reserved()\n"
-        "del block; sim.reset()\n"
-        "block = torch.empty(21 * 2**20, dtype=torch.uint8, device='sim')\n"
-        "assert sim.memory_reserved() == 40 * 2**20, sim.memory_reserved()\n"
-    )
-    environment = {
-        **worker_environment(2),
-        "PYTORCH_ALLOC_CONF": "expandable_segments:True",
-    }
-    done = subprocess.run(
-        [sys.executable, "-c", code],
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-
-    assert (0, "") == (done.returncode, done.stderr)
