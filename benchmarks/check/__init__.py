@@ -87,7 +87,6 @@ GROUPS = {
     "mapping": Group("device", "calls", environment=segments_environment(True)),
     "meter": Group("device", "meter"),
     "waits": Group("device", "waits"),
-    "random": Group("device", "random_state"),
     "exactness": Group("library", "exactness", 90.0, _REPEATING),
     "budget": Group("library", "budget", 180.0, segments_environment(False)),
     "expandable": Group("library", "budget", 180.0, segments_environment(True)),

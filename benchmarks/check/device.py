@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import pkgutil
 import platform
 import statistics
 import time
@@ -13,6 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from functools import partial
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
@@ -23,23 +23,11 @@ from benchmarks.proofs.numbers import MIB
 from benchmarks.sim.hollow import CARDS
 from mimose.bench.machine import version_of
 from mimose.bench.zoo import Batch, moved
-from mimose.exactness.side_effects import saved_random_state
 from mimose.memory.meters import AllocatorMeter
 from mimose.memory.wall import has_expandable_segments
 from mimose.session import attach
 
 _NEEDED = ("numpy", "scipy", "scikit-learn", "cachetools")
-_PRIVATE = {
-    "_C._accelerator_getDeviceStats": "none: no allocator is read",
-    "_C._accelerator_getAllocatorSettings": "the environment's settings alone",
-    "_C._storage_Use_Count": "none: no step can be measured",
-    "_C._current_graph_task_id": "none: optimizer steps inside backward are not seen",
-    "_C._autograd._push_saved_tensors_default_hooks": "none: compiled layers",
-    "_C._dynamo.eval_frame._set_lru_cache": "the cache of compiled code as it is",
-    "accelerator.get_memory_info": "the device module's mem_get_info",
-}
-"""Private parts of torch (one is public, but new), and what is used without them."""
-
 _LAUNCHES, _ROUNDS = 2000, 5
 _SEGMENTS = (20 * MIB, 256 * MIB, 2**31, 2**33)
 _PRODUCTS, _TOKENS = (1024, 4096, 8192), 8192
@@ -54,13 +42,12 @@ _WAITING = (
 
 
 def versions(device: torch.device) -> Iterator[Line]:
-    """Name versions, the device, its allocator, and private parts of torch."""
+    """Name versions, the device and its allocator."""
     number = tuple(int(part) for part in torch.__version__.split(".")[:2])
     yield judged("torch", "2.9 or newer", torch.__version__, number >= (2, 9))
     for name in _NEEDED:
         version = version_of(name, "missing")
         yield judged(name, "installed", version, version != "missing")
-    yield told("python", platform.python_version())
     module = torch.get_device_module(device)
     free, total = module.mem_get_info(device)
     yield told("device", module.get_device_name(device))
@@ -72,14 +59,6 @@ def versions(device: torch.device) -> Iterator[Line]:
         driver = getattr(torch._C, "_cuda_getDriverVersion", lambda: "unknown")()
         yield told("driver", f"CUDA {driver}; torch is built for {torch.version.cuda}")
         yield equal("allocator", "native", torch.cuda.get_allocator_backend())
-    for path, instead in _PRIVATE.items():
-        try:
-            pkgutil.resolve_name(f"torch.{path}")
-            seen = "there"
-        except (ImportError, AttributeError):
-            seen = "missing"
-        what = f"torch.{path}"
-        yield judged(what, f"there; else {instead}", seen, seen == "there")
 
 
 # ------------------------------------------------------------------ what calls take
@@ -197,19 +176,7 @@ def meter(device: torch.device) -> Iterator[Line]:
     yield equal("cached blocks freed: reserved", 0, left)
 
 
-# ------------------------------------------------------------------ random state, waits
-
-
-def random_state(device: torch.device) -> Iterator[Line]:
-    """Draw, go elsewhere, come back, and draw again."""
-    torch.rand(3, device=device)
-    restore = saved_random_state([device])
-    drawn = torch.rand(5, device=device)
-    torch.manual_seed(99)
-    torch.rand(7, device=device)
-    restore()
-    same = torch.equal(drawn, torch.rand(5, device=device))
-    yield equal("drawn again past another seed", True, same)
+# ------------------------------------------------------------------ waits
 
 
 def waits(device: torch.device) -> Iterator[Line]:
@@ -253,23 +220,15 @@ def cuda_waits(step: Callable[[], None]) -> int:
 
     CUDA's mode warns of the former only; a warning in backward is reported at its end.
     """
-    counted: Counter[str] = Counter()
     with ExitStack() as stack:
-        for place, name in _WAITING:
-            stack.callback(setattr, place, name, getattr(place, name))
-            setattr(place, name, _counting(getattr(place, name), counted))
+        calls = [
+            stack.enter_context(patch.object(place, name, wraps=getattr(place, name)))
+            for place, name in _WAITING
+        ]
         found = stack.enter_context(warnings.catch_warnings(record=True))
         warnings.simplefilter("always")
         stack.callback(torch.cuda.set_sync_debug_mode, torch.cuda.get_sync_debug_mode())
         torch.cuda.set_sync_debug_mode("warn")
         step()
-    messages = [str(each.message) for each in found]
-    return counted.total() + sum("synchronizing CUDA" in text for text in messages)
-
-
-def _counting(call: Callable[..., Any], counted: Counter[str]) -> Callable[..., Any]:
-    def also(*args: Any, **kwargs: Any) -> Any:
-        counted["calls"] += 1
-        return call(*args, **kwargs)
-
-    return also
+    n_told = sum("synchronizing CUDA" in str(each.message) for each in found)
+    return n_told + sum(call.call_count for call in calls)

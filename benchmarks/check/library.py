@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from functools import partial
+from typing import Any
 
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -45,9 +46,8 @@ def exactness(device: torch.device) -> Iterator[Line]:
             what = f"weights after {_EXACT_STEPS} recomputing steps, "
             what += f"{'fused' if is_fused else 'eager'} attention, "
             what += "fp32" if dtype is None else "bf16 autocast"
-            with contextlib.ExitStack() as undo:
-                if not is_fused:
-                    undo.enter_context(sdpa_kernel(SDPBackend.MATH))
+            fused = nullcontext() if is_fused else sdpa_kernel(SDPBackend.MATH)
+            with fused:
                 yield same_weights(what, partial(_recomputed, device, dtype))
 
 
@@ -57,9 +57,10 @@ def _recomputed(
     own = DeviceLoop(device, dtype=dtype)
     low, high = own.scale.lengths
     lengths = torch.linspace(low, (low + high) // 2, _EXACT_STEPS).int()
-    with contextlib.ExitStack() as undo:
-        if not is_bare:
-            undo.enter_context(attach(own.model, common.AMPLE_BYTES, planner="full"))
+    planned: Any = nullcontext()
+    if not is_bare:
+        planned = attach(own.model, common.AMPLE_BYTES, planner="full")
+    with planned:
         list(own.train(lengths.tolist()))
     return own.weights()
 

@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Settings
 from mimose import usage
-from mimose.bench.device import SIM, is_cpu, kind_of, need_device
+from mimose.bench.device import SIM, kind_of, need_device
 
 PROOFS = tuple(
     sorted(
@@ -23,8 +23,6 @@ PROOFS = tuple(
     )
 )
 """The modules here that ask a question."""
-_NEEDS = (("bench", ("transformers",)),)
-"""Extras and their packages, for proofs that do not name theirs as ``NEEDS``."""
 _RESULTS = Path("docs/results")
 _PROGRAM = "python -m benchmarks.proofs"
 _UNUSABLE = 2
@@ -45,14 +43,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _ask(options: argparse.Namespace) -> int:
     proof = _module(options.proof)
-    for extra, packages in getattr(proof, "NEEDS", _NEEDS):
-        usage.need(extra, *packages)
     device = getattr(options, "device", "cpu")
     if kind_of(device) != SIM:  # that is the child's to load
         need_device(device)
-    if is_cpu(device) and getattr(options, "expandable", False):
-        msg = "--expandable is about an accelerator's allocator: give a --device"
-        raise usage.UsageError(msg)
     settings = Settings(
         seed=options.seed,
         threads=options.threads,

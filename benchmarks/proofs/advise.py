@@ -20,7 +20,7 @@ import contextlib
 import itertools
 import math
 import statistics
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -128,7 +128,9 @@ def _seconds(name: str, settings: Settings, options: Options) -> Rows:
     """Ask the advisor, then run what it has said."""
     for index, budget in enumerate(BUDGETS[name][options.on]):
         question = _question(name, budget, settings, options)
-        with contextlib.closing(Run(question, _told_of(name))) as run:
+        with contextlib.closing(
+            Run(question, lambda what, _: common.progress(f"{name}: {what}"))
+        ) as run:
             run.survey()
             run.time()
             advice, pace = advise_on(run.found()), run.pace
@@ -144,10 +146,6 @@ def _seconds(name: str, settings: Settings, options: Options) -> Rows:
         if index == 0:
             yield from _held_out(advice, timed)
         yield from _judged(advice, timed, budget)
-
-
-def _told_of(name: str) -> Callable[[str, float], None]:
-    return lambda what, _: common.progress(f"{name}: {what}")
 
 
 def _question(name: str, budget: str, settings: Settings, options: Options) -> Question:
@@ -259,6 +257,9 @@ def judge(rows: Sequence[Row], part: str) -> Iterator[Bar]:
 
 # ------------------------------------------------------------------ models
 
+_LAYERS = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
+_LAYERS |= {"intermediate_size": 256, "num_labels": 10}
+
 
 def resnet(width: int = 16) -> tuple[nn.Module, Any]:
     """Return a ResNet of basic blocks on images of 32 pixels."""
@@ -275,18 +276,16 @@ def wide_resnet() -> tuple[nn.Module, Any]:
 
 def vit() -> tuple[nn.Module, Any]:
     """Return a vision transformer on images of 32 pixels."""
-    make = builder("ViTConfig", "ViTForImageClassification", **_layers())
+    make = builder("ViTConfig", "ViTForImageClassification", **_LAYERS)
     return make(image_size=32, patch_size=8), _images()
 
 
 def bert() -> tuple[nn.Module, Any]:
     """Return a BERT on texts of 16 tokens."""
-    return _bert(), _texts(64, 16)
-
-
-def texts() -> tuple[nn.Module, Any]:
-    """Return a BERT twice as wide on texts of 128 tokens: of no case, for the docs."""
-    return _bert(width=128, depth=6), _texts(32, 128)
+    make = builder("BertConfig", "BertForSequenceClassification", **_LAYERS)
+    ids, labels = torch.randint(1000, (64, 16)), torch.randint(10, (64,))
+    batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
+    return make(vocab_size=1000, use_cache=False), batch
 
 
 def gpt2() -> tuple[nn.Module, Any]:
@@ -297,22 +296,6 @@ def gpt2() -> tuple[nn.Module, Any]:
     return model, {"input_ids": ids, "labels": ids}
 
 
-def _layers(width: int = 64, depth: int = 4) -> dict[str, int]:
-    sizes = {"hidden_size": width, "num_hidden_layers": depth}
-    sizes |= {"num_attention_heads": 4, "intermediate_size": 4 * width}
-    return {**sizes, "num_labels": 10}
-
-
-def _bert(**sizes: int) -> nn.Module:
-    make = builder("BertConfig", "BertForSequenceClassification", **_layers(**sizes))
-    return make(vocab_size=1000, use_cache=False)
-
-
 def _images() -> dict[str, torch.Tensor]:
     labels = torch.randint(10, (64,))
     return {"pixel_values": torch.rand(64, 3, 32, 32), "labels": labels}
-
-
-def _texts(samples: int, tokens: int) -> dict[str, torch.Tensor]:
-    ids, labels = torch.randint(1000, (samples, tokens)), torch.randint(10, (samples,))
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}

@@ -25,7 +25,6 @@ from mimose.exceptions import first_line
 from mimose.usage import positive
 
 QUESTION = "Does this device do what the library relies on?"
-NEEDS = ()
 OPTIONS = (
     ("--device", {"default": "cuda", "help": "cuda, or sim to try it"}),
     ("--limit-seconds", {"type": positive, "default": 540.0, "help": "in all"}),
@@ -39,7 +38,7 @@ _LEAST_SECONDS = 5.0
 def ask(settings: Settings, options: Options) -> Answer:
     """Run every group, and keep each line at once."""
     ends = time.monotonic() + options.limit_seconds
-    answer = Answer(is_text=True, path=settings.out / "check.csv")
+    answer = Answer(path=settings.out / "check.csv")
     for group in options.groups:
         began = time.monotonic()
         for line in lines_of(settings, group, ends - began):

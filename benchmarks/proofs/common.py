@@ -8,7 +8,7 @@ import csv
 import json
 import math
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mimose.bench.child import run_child
 from mimose.bench.rows import Row as Provenance
 from mimose.bench.rows import RunSettings
+from mimose.report import columns
 from mimose.usage import at_least_one
 
 if TYPE_CHECKING:
@@ -58,7 +59,6 @@ def some(name: str, known: Iterable[str]) -> Option:
 
 
 RESUME = flag("--resume", "keep the rows that are there")
-EXPANDABLE = flag("--expandable", "segments of the device can grow")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -153,8 +153,6 @@ class Answer:
     """What a reader should know besides."""
     variant: str = ""
     """Another way of asking, whose rows have a separate file."""
-    is_text: bool = False
-    """Whether the table's cells are words, and begin at the left."""
     path: Path | None = None
     """Where rows are kept at once, before all are there."""
 
@@ -185,23 +183,6 @@ Verdict: TypeAlias = tuple[Mapping[str, object], list[Bar]]
 """A line of the table, and the bars."""
 
 
-def ask_each(
-    proof: str,
-    settings: Settings,
-    names: Iterable[str],
-    judge: Callable[[list[Row]], Verdict],
-    /,
-    head: str = "model",
-    **task: Any,
-) -> Answer:
-    """Measure each model, or another `head`, in a separate process, and judge it."""
-    answer = Answer()
-    for name in names:
-        rows = measured(proof, settings, **{head: name, **task})
-        answer.add(name, rows, *judge(rows), head=head)
-    return answer
-
-
 def progress(text: str) -> None:
     """Tell who waits how far it is; on the error output, apart from the answer."""
     sys.stderr.write(f"{text}\n")
@@ -213,8 +194,7 @@ def publish(name: str, answer: Answer, folder: Path) -> None:
     variant = f"_{answer.variant}" if answer.variant else ""
     path = folder / f"{name}{variant}.csv"
     write(path, answer.rows)
-    table = format_table(answer.table, is_text=answer.is_text)
-    lines = [*table, *answer.notes, *map(str, answer.bars)]
+    lines = [*format_table(answer.table), *answer.notes, *map(str, answer.bars)]
     document = {
         "proof": name,
         "holds": all(bar.holds for bar in answer.bars),
@@ -254,17 +234,13 @@ def write(path: Path, rows: Sequence[Row]) -> None:
         writer.writerows(rows)
 
 
-def format_table(
-    table: Sequence[Mapping[str, object]], *, is_text: bool = False
-) -> list[str]:
-    """Lay a table out in lines, in narrow columns; only text begins at their left."""
+def format_table(table: Sequence[Mapping[str, object]]) -> list[str]:
+    """Lay a table out in lines, in narrow columns."""
     if not table:
         return []
     head = list(dict.fromkeys(title for line in table for title in line))
-    cells = [head, *([_cell(line.get(title)) for title in head] for line in table)]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(head))]
-    put = str.ljust if is_text else str.rjust
-    return ["  ".join(map(put, row, widths)).rstrip() for row in cells]
+    cells = [[_cell(line.get(title)) for title in head] for line in table]
+    return columns.table([head, *cells], sys.maxsize, fewer=())
 
 
 def _cell(value: object) -> str:

@@ -10,7 +10,6 @@ device. The first sixteen shapes are fitted, the others predicted.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -65,7 +64,6 @@ def ask(settings: Settings, options: Options) -> Answer:
             "estimator": estimator,
             "error p50": percent(quantile(errors, 0.5), 3),
             "error p99": percent(quantile(errors, 0.99), 3),
-            "fit ms": quantile((row["fit_seconds"] * 1e3 for row in own), 0.5),
         }
         answer.table.append(line)
     first = next(iter(ESTIMATORS))
@@ -105,9 +103,7 @@ def compared(
     """
     readings = {tuple(sizes): own for sizes, own in samples[:_FITTED]}
     for name, make in ESTIMATORS.items():
-        begin = time.perf_counter()
         fit = Fit(make(), readings, 0.0, is_peak=False)
-        seconds = time.perf_counter() - begin
         for sizes, own in samples[_FITTED:]:
             off = abs(fit.predict(tuple(sizes)) / own[0] - 1.0)
-            yield {"estimator": name, "off": off, "fit_seconds": seconds}
+            yield {"estimator": name, "off": off}

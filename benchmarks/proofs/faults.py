@@ -62,11 +62,9 @@ from mimose.worker import Job, Worker
 QUESTION = "Does a run live through what bare training lives through?"
 OPTIONS = (
     common.count("--faults", 2000, "that strike"),
-    common.count("--every", 1, "bytes a state is cut short"),
     common.RESUME,
 )
 DEFAULTS = {"device": SIM}
-NEEDS = ()
 
 WIDTH = 16
 _STEPS, _ROWS, _LAYERS = 4, (1024, 2048, 3072, 4096), 6
@@ -79,7 +77,8 @@ _ALLOCATIONS = {"forward": 90, "backward": 130, "optimizer": 30}
 _HANG_SECONDS, _HUNG_SECONDS = 300, 0.3
 _SEGMENT_BYTES = 2 * 2**20
 """Of the allocator, for small tensors."""
-_CUT = "a state cut short"
+_TEXT = r'"(?:\\.|[^"\\])*"'
+"""In JSON."""
 _WRONG = "lost by the session alone", "changed results", "left behind"
 _COUNTS = ("trials", "struck", "lost bare too", *_WRONG)
 
@@ -89,7 +88,7 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     path, ended = settings.out / "faults.csv", 0
     answer = Answer.begun(path, resume=options.resume)
     found = {row["fault"]: {n: row[n] for n in _COUNTS} for row in answer.rows}
-    task = {"faults": options.faults, "every": options.every, "found": found}
+    task = {"faults": options.faults, "found": found}
     try:
         for row in common.said_by("faults", settings, **task):
             line = found.setdefault(row["fault"], dict.fromkeys(_COUNTS, 0))
@@ -130,8 +129,8 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     ):
         undo.callback(faulthandler.cancel_dump_traceback_later)
         learned = _learned(task["seed"])
-        n_cut, every = task["found"].get(_CUT, {"trials": 0})["trials"], task["every"]
-        yield from _cut_short(learned, range(n_cut * every, len(learned), every))
+        if not first:
+            yield _cut_short(learned)
         for number in itertools.count(first):
             if struck >= task["faults"]:
                 return
@@ -184,7 +183,8 @@ class _Training:
                 self._begin()
                 step = self._go_on(step)
         self._detach()
-        self.weights = {n: p.cpu() for n, p in self.model.state_dict().items()}
+        weights = [p.detach().cpu().flatten() for p in self.model.parameters()]
+        self.weights = torch.cat(weights)
         del self.optimizer
         if self.options is None:
             del self.model  # the next job finds the device as this one did
@@ -585,10 +585,11 @@ def _trial(told: str, learned: str) -> tuple[Any, ...]:
 
     lost, lost_bare = set(planned.lost), set(struck.lost)
     expected = struck if lost == lost_bare else bare(_Fault(0), lost)
-    is_equal = _equal(planned, expected)
+    is_equal = torch.equal(planned.weights, expected.weights)
     if not is_equal and fault.phase == "optimizer":
         # It struck behind the step itself, where bare training has no place.
-        is_equal = _equal(planned, bare(_Fault(0), lost ^ {fault.step}))
+        expected = bare(_Fault(0), lost ^ {fault.step})
+        is_equal = torch.equal(planned.weights, expected.weights)
     left = _left(planned.model, before)
     alone = [f"step {n}: {planned.lost[n]}" for n in sorted(lost - lost_bare)]
     notes = [*left, *alone, *([] if is_equal else ["the weights differ"])]
@@ -596,21 +597,28 @@ def _trial(told: str, learned: str) -> tuple[Any, ...]:
     return name, notes, int(fault.struck), len(lost & lost_bare), *wrong, len(left)
 
 
-def _cut_short(learned: str, ends: Collection[int]) -> Iterator[dict[str, Any]]:
-    """Load what can be made of a state that was cut short, at every byte."""
+def _cut_short(learned: str) -> dict[str, Any]:
+    """Load a state that was cut short at each of its commas, all brackets closed."""
+    notes, tokens = list[str](), re.finditer(rf"{_TEXT}|,", learned)
+    ends = [found.start() for found in tokens if found.group() == ","]
     with mimose.attach(model().to(SIM), _between(0.7), refine=False) as session:
         before = session.state_dict()
         for end in ends:
-            state, notes = _mended(learned[:end]), []
             try:
-                session.load_state_dict(state)
-                if state != json.loads(learned):
-                    notes = [f"taken, though cut at {end}"]
-                before = session.state_dict()
+                session.load_state_dict(_closed(learned[:end]))
+                notes.append(f"taken, though cut at {end}")
             except StateMismatchError:
                 if session.state_dict() != before:
-                    notes = [f"refused, but the session changed; cut at {end}"]
-            yield _row(_CUT, notes, 0, 0, 0, len(notes), 0)
+                    notes.append(f"refused, but the session changed; cut at {end}")
+    row = _row("State: cut short", notes, 0, 0, 0, len(notes), 0)
+    return row | {"trials": len(ends)}
+
+
+def _closed(text: str) -> Any:
+    open_ = re.sub(rf"{_TEXT}|[^][{{}}]", "", text)
+    while open_ != (less := open_.replace("[]", "").replace("{}", "")):
+        open_ = less
+    return json.loads(text + open_[::-1].translate(str.maketrans("[{", "]}")))
 
 
 def _row(name: str, notes: list[str], *counts: int) -> dict[str, Any]:
@@ -619,23 +627,6 @@ def _row(name: str, notes: list[str], *counts: int) -> dict[str, Any]:
         **dict(zip(_COUNTS, (1, *counts), strict=True)),
         "notes": notes,
     }
-
-
-def _mended(text: str) -> Any:
-    """Close what is open in a text of JSON, behind the last value that is whole."""
-    for end in range(len(text), max(-1, len(text) - 200), -1):
-        open_ = re.sub(r'"(\\.|[^"\\])*"|[^][{}"]', "", text[:end])
-        while open_ != (less := open_.replace("[]", "").replace("{}", "")):
-            open_ = less
-        closed = open_[::-1].translate(str.maketrans("[{", "]}"))
-        with contextlib.suppress(ValueError):
-            return json.loads(text[:end].rstrip(", ") + closed)
-    return None
-
-
-def _equal(one: _Training, other: _Training) -> bool:
-    pairs = zip(one.weights.values(), other.weights.values(), strict=True)
-    return all(torch.equal(*pair) for pair in pairs)
 
 
 def _held() -> tuple[int, int]:
@@ -654,8 +645,9 @@ def _left(trained: nn.Module, before: tuple[int, int]) -> list[str]:
         for what, value in vars(module).items()
         if what == "forward" or (what.endswith("_hooks") and value)
     ]
-    pre, post = (f"_global_optimizer_{when}_hooks" for when in ("pre", "post"))
-    found += ["hooks of optimizers" for n in (pre, post) if getattr(torch_optimizer, n)]
+    for when in ("pre", "post"):
+        hooks = getattr(torch_optimizer, f"_global_optimizer_{when}_hooks")
+        found += [f"{len(hooks)} hooks of optimizers"] * bool(hooks)
     found += ["a wall"] * bool(standing)
     fraction = _sim().get_per_process_memory_fraction()
     found += [f"a limit of {fraction}"] * (fraction != 1.0)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import nn
@@ -27,16 +27,16 @@ from benchmarks.proofs.numbers import worst
 from mimose.bench.zoo import Batch
 
 QUESTION = "Does prediction hold in the cases that break simple models of memory?"
-NEEDS = (("dev", ("peft", "transformers")),)
 _ERROR_BAR = 0.02
 
 
 def ask(settings: Settings, options: Options) -> Answer:
     """Train every case, and judge its steps."""
-    pairs, own = options.pairs, functools.partial(judge, options.pairs)
-    return common.ask_each(
-        "hard", settings, options.cases, own, head="case", pairs=pairs
-    )
+    answer = Answer()
+    for case in options.cases:
+        rows = common.measured("hard", settings, case=case, pairs=options.pairs)
+        answer.add(case, rows, *judge(options.pairs, rows), head="case")
+    return answer
 
 
 def judge(pairs: int, rows: Sequence[Row]) -> common.Verdict:
@@ -47,13 +47,6 @@ def judge(pairs: int, rows: Sequence[Row]) -> common.Verdict:
 
 
 # ------------------------------------------------------------------ the cases
-
-
-class Case(NamedTuple):
-    """What is trained, and a loop of it that is hard to predict."""
-
-    spec: ModelSpec
-    loop: Callable[[nn.Module], Loop]
 
 
 class _Masked(Loop):
@@ -105,14 +98,15 @@ class _AuxiliaryLoop(Loop):
 
 
 _BERT, _GPT2 = prediction._SPECS["bert"], prediction._SPECS["gpt2"]
-_CASES: dict[str, Case] = {
-    "masks": Case(_BERT, _Masked),
-    "frozen": Case(_BERT, _frozen),
-    "lora": Case(_BERT, _adapted),
-    "auxiliary": Case(_BERT, _AuxiliaryLoop),
-    "accumulation": Case(_GPT2, functools.partial(Loop, window=4)),
-    "checkpointed": Case(_BERT, _checkpointed),
+_CASES: dict[str, tuple[ModelSpec, Callable[[nn.Module], Loop]]] = {
+    "masks": (_BERT, _Masked),
+    "frozen": (_BERT, _frozen),
+    "lora": (_BERT, _adapted),
+    "auxiliary": (_BERT, _AuxiliaryLoop),
+    "accumulation": (_GPT2, functools.partial(Loop, window=4)),
+    "checkpointed": (_BERT, _checkpointed),
 }
+"""What is trained, and a loop of it that is hard to predict."""
 OPTIONS = (
     common.count("--pairs", 60, "that count, a case"),
     common.some("--cases", _CASES),

@@ -81,21 +81,17 @@ def judge(rows: list[dict[str, Any]], steps: int) -> list[Bar]:
         median(row["seconds"] for row in part)
         for part in (rows[quarter : 2 * quarter], rows[-quarter:])
     )
-    grown = {n: last[n] - half[n] for n in ("rss", "objects", "margin")}
+    names = "rss", "objects", "threads", "files", "margin"
+    more = {name: last[name] - half[name] for name in names}
+    objects = more["objects"] / half["objects"]
     return [
         Bar("steps done", last["step"], at_least=steps),
-        Bar("resident bytes, second half", grown["rss"], at_most=_RSS_BAR),
-        Bar(
-            "objects, second half",
-            grown["objects"] / half["objects"],
-            at_most=_OBJECTS_BAR,
-            is_share=True,
-        ),
-        Bar("threads more", last["threads"] - half["threads"], at_most=0),
-        Bar("files more", last["files"] - half["files"], at_most=0),
-        Bar("step time, last ÷ second quarter", late / early, at_most=_SECONDS_BAR),
-        Bar("margin more", grown["margin"], at_most=_MARGIN_BAR, is_share=True),
-        Bar("steps over", last["over"], at_most=0),
+        Bar("resident bytes, second half", more["rss"], _RSS_BAR),
+        Bar("objects, second half", objects, _OBJECTS_BAR, is_share=True),
+        *(Bar(f"{name} more", more[name], 0) for name in ("threads", "files")),
+        Bar("step time, last ÷ second quarter", late / early, _SECONDS_BAR),
+        Bar("margin more", more["margin"], _MARGIN_BAR, is_share=True),
+        Bar("steps over", last["over"], 0),
     ]
 
 

@@ -105,8 +105,7 @@ def ask(settings: Settings, options: Options) -> Answer:
     answer = Answer()
     for model in names_of(_CASES, settings.models):
         for row in _rows(settings, options, model):
-            line = {**line_of(row), "binds": row["binding"]}
-            answer.add(f"{model}, {row['batch']} × {_LENGTH}", [row], line, ())
+            answer.add(f"{model}, {row['batch']} × {_LENGTH}", [row], line_of(row), ())
     answer.bars.append(judge(answer.rows))
     return answer
 
@@ -341,6 +340,5 @@ def _planned(planner: Planner, problem: PlanningProblem) -> dict[str, Any]:
     return {
         "is_reached": is_reached,
         "plan": FINE_MENU.codes(plan.actions),
-        "binding": " ".join(plan.binding_segments),
         "planner_seconds": time.process_time() - began,
     }

@@ -122,7 +122,7 @@ def ask(settings: Settings, _: Options) -> Answer:
     return Answer(
         rows=methods + series,
         table=[_line(row) for row in methods],
-        notes=[*map(_note, series), *_dearest(methods)],
+        notes=[*map(_note, series)],
         bars=list(_judge(methods, series)),
     )
 
@@ -209,20 +209,6 @@ def _note(row: Row) -> str:
 
 def _name(row: Row) -> str:
     return f"{row['model']} {row['method']}, {row['quantity']}"
-
-
-def _dearest(rows: Sequence[Row]) -> Iterator[str]:
-    """Tell where the most throughput is lost, and by what."""
-    dearest = min(range(len(rows)), key=lambda index: rows[index]["times_plain"])
-    row, (plain, mine) = rows[dearest], pairs()[dearest]
-    cost = plain.fitted.seconds
-    share = cost.intercept / cost.predict(row["plain_batch"])
-    yield (
-        f"The dearest is {mine.method} of {mine.model}, {1 / row['times_plain']:.1f} "
-        f"times slower (measured {1 / row['measured_times_plain']:.1f}): a "
-        f"sample takes {mine.fitted.seconds.slope / cost.slope:.1f} times as long, and "
-        f"larger batches save at most the {share:.1%} of a plain step that is fixed"
-    )
 
 
 def _judge(methods: Sequence[Row], series: Sequence[Row]) -> Iterator[Bar]:

@@ -57,7 +57,6 @@ def judge(rows: Sequence[Row], *, is_timed: bool = False) -> common.Verdict:
         "gap mean": percent(mean(gaps), 3),
         "gap max": percent(worst(gaps)),
         "proved": sum(row["is_proved"] for row in rows),
-        "says optimal": sum(row["says_optimal"] for row in rows),
         "ms p50": quantile(millis, 0.5),
         "ms p99": quantile(millis, 0.99),
     }
@@ -97,7 +96,6 @@ def _planned(problem: PlanningProblem, *, is_compared: bool) -> dict[str, Any]:
         "cost": plan.extra_cost,
         "optimum_cost": best and best.extra_cost,
         "gap": best and _gap(problem, plan, best),
-        "says_optimal": plan.optimal,
         "is_proved": best is not None and best.optimal,
         "seconds": statistics.median(seconds),
     }

@@ -18,7 +18,6 @@ import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 
 import numpy as np
 import torch
@@ -28,7 +27,7 @@ from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import ModelSpec, Sizes, by_name, names_of
-from benchmarks.proofs.numbers import MIB, mebibytes, percent, quantile, worst
+from benchmarks.proofs.numbers import MIB, percent, quantile, worst
 from mimose.bench.device import is_cpu
 from mimose.planners import Plan, PlanningProblem, Search, lay_out, safest_plan
 from mimose.planners.timeline import judge as laid_out
@@ -109,15 +108,11 @@ def ask(settings: Settings, options: Options) -> Answer:
     menu = "all" if options.all else "selective" if options.fine else "whole"
     usual = _BARS if is_cpu(settings.device) else _DEVICE_BARS
     bars = usual if menu == "whole" else _FINE_BARS
-    answer = common.ask_each(
-        "prediction",
-        settings,
-        names_of(_SPECS, settings.models),
-        partial(judge, options.pairs, bars),
-        pairs=options.pairs,
-        menu=menu,
-    )
-    answer.variant = "all" if options.all else "fine" if options.fine else ""
+    answer = Answer(variant={"whole": "", "selective": "fine"}.get(menu, menu))
+    for name in names_of(_SPECS, settings.models):
+        task = {"model": name, "pairs": options.pairs, "menu": menu}
+        rows = common.measured("prediction", settings, **task)
+        answer.add(name, rows, *judge(options.pairs, bars, rows))
     return answer
 
 
@@ -127,16 +122,12 @@ def judge(pairs: int, bars: tuple[float, float], rows: Sequence[Row]) -> common.
     errors = [abs(row["error"]) for row in counted]
     low = quantile((max(0.0, row["error"]) for row in counted), 0.99)
     p99 = quantile(errors, 0.99)
-    growth = quantile((row["observed_growth_bytes"] for row in counted), 0.5)
     line = {
         "pairs": len(counted),
-        "random": sum(row["source"] == "random" for row in counted),
-        "growth p50 MiB": mebibytes(growth),
         "error p50": percent(quantile(errors, 0.5)),
         "error p99": percent(p99),
         "worst": percent(worst(errors)),
         "low p99": percent(low),
-        "too small": len(rows) - len(counted),
     }
     return line, [
         Bar("pairs that count", len(counted), at_least=pairs),

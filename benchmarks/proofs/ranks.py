@@ -39,7 +39,6 @@ from mimose.bench.child import run_child
 from mimose.session import Session, attach
 
 QUESTION = "What does agreement between ranks cost, and does each keep its budget?"
-NEEDS = ()
 OPTIONS = (common.count("--steps", 2000, "on each rank"),)
 
 _N_RANKS, _THREADS = 2, 1
@@ -102,7 +101,6 @@ def judge(rows: Sequence[Row], steps: int) -> common.Verdict:
         "rise MiB": rise,
         "agreeing, of a step": percent(agreeing, 1),
         "by itself": percent(alone, 2),
-        "load": statistics.median(row["load_average"] for row in rows),
     }
     return line, [
         Bar("steps that ended", n_steps, at_least=steps),

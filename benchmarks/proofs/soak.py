@@ -10,7 +10,7 @@ training fails under the same limit.
 
     python -m benchmarks.proofs soak
     python -m benchmarks.proofs soak --limit --steps 300 --models bert
-    python -m benchmarks.proofs soak --device sim --expandable
+    python -m benchmarks.proofs soak --device sim
 
 On an accelerator bytes are reserved ones, taken in segments of up to 20 MiB, so that
 plain training at its rank can grow by less than the longest shape with everything
@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -48,7 +47,6 @@ OPTIONS = (
     common.device("cpu"),
     common.count("--steps", 1000, "a model"),
     common.flag("--limit", "let the system enforce the budget"),
-    common.EXPANDABLE,
 )
 
 _SPECS = by_name(
@@ -93,7 +91,6 @@ def ask(settings: Settings, options: Options) -> Answer:
         task: dict[str, Any] = {
             "model": name,
             "steps": options.steps,
-            "is_expandable": options.expandable,
             "is_limited": options.limit,
         }
         (found,) = common.said_by("soak", settings, part="probe", **task)
@@ -135,7 +132,6 @@ def judge(rows: Sequence[Row], steps: int, device: str) -> common.Verdict:
         "error p50": percent(quantile(errors, 0.5)),
         "error p99": percent(quantile(errors, 0.99)),
         "margin": percent(margin),
-        "phases": dict(Counter(row["phase"] for row in rows)),
         "retries": retries,
         "alloc retries": sum(row["alloc_retries"] or 0 for row in rows),
         "fragmentation": rows[-1]["fragmentation"] if rows else None,
@@ -228,7 +224,7 @@ class _Run:
     def train(self) -> Rows:
         """Train under mimose."""
         task, loop, largest = self._task, self._loop, 0
-        told = {name: task[name] for name in ("model", "is_limited", "is_expandable")}
+        told = {name: task[name] for name in ("model", "is_limited")}
         with attach(loop.model, self._budget_bytes(), meter=loop.meter) as session:
             for sizes in self._shapes:
                 if task["is_limited"] and self._is_cpu:

@@ -71,10 +71,8 @@ def judge(name: str, rows: Sequence[Row]) -> common.Verdict:
     _, other, most = _PLANS[name]
     ways = ("bare", "checkpointed", "attached")
     line = {
-        "rounds": len(rows),
         **{f"{way} ms": 1e3 * median(f"{way}_seconds") for way in ways},
         **{f"{way} calls": rows[0][f"{way}_calls"] for way in ways},
-        "to decide µs": 1e6 * median("decide_seconds"),
         f"of {other}": median("attached_seconds", f"{other}_seconds"),
     }
     return line, [Bar(f"CPU time, of {other}", line[f"of {other}"], most)]
@@ -118,10 +116,7 @@ def work(task: Task) -> Rows:
                     f"{way}_seconds": _cpu_seconds(step, task["steps"])
                     for way, step in steps.items()
                 }
-                records = list(session.records)[-task["steps"] :]
-                decided = statistics.median(record.plan_seconds for record in records)
-                found = {"decide_seconds": decided, **seconds, **calls}
-                yield {"plan": name, "round": index, **found}
+                yield {"plan": name, "round": index, **seconds, **calls}
 
 
 def _step(model: nn.Module, length: int) -> None:

@@ -40,7 +40,7 @@ _MARGIN = 0.99
 """The share of the headroom that a plan with everything known may fill."""
 _FIRST = 10
 """The steps before are left out of means."""
-_MEANS = "seconds", "kernel_seconds", "allocator_seconds", "n_kernels"
+_MEANS = "seconds", "allocator_seconds"
 _OOM = "out of memory"
 _MOST_OOMS = 10
 """Then plain training ends."""
@@ -143,9 +143,7 @@ class Run:
                 "sizes": sizes,
                 "failed": failed,
                 "seconds": clock.seconds,
-                "kernel_seconds": clock.kernels,
                 "allocator_seconds": clock.allocator,
-                "n_kernels": clock.n_kernels,
                 "cpu_seconds": time.process_time() - began,
                 "flushes": self._flushes() - flushes,
                 "reserved_bytes": self.card.stats()["reserved_bytes.all.peak"],
@@ -281,10 +279,7 @@ def _told_by(session: mimose.Session) -> dict[str, Any]:
         "first_plan": planned[0].step if planned else None,
         "planned_share": sum(r.phase == "plan" for r in late) / max(1, len(late)),
         "kept_share": sum(set(r.actions) == {"keep"} for r in late) / max(1, len(late)),
-        "error_p50": quantile(errors, 0.5),
         "error_p99": quantile(errors, 0.99),
         "headroom_used": quantile(shares, 0.5),
-        "n_needed": len(shares),
         "fragmentation": summary.fragmentation,
-        "reasons": " | ".join(sorted({r.reason[:80] for r in records if r.reason})[:4]),
     }
