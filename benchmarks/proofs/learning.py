@@ -95,7 +95,8 @@ def work(task: Task) -> Rows:
                 train, batch_sampler=drawn, collate_fn=collate
             )
             for told in _train(model, loader):
-                row = {"run": run, **told, "accuracy": texts.evaluate(model, 64)}
+                accuracy = texts.evaluate(model, 64)
+                row = {"arm": task["arm"], "run": run, **told, "accuracy": accuracy}
                 yield {**row, "over": session.summary().steps_over if session else 0}
                 if row["accuracy"] >= _ACCURACY:
                     break

@@ -36,7 +36,6 @@ import torch
 import mimose
 from benchmarks.proofs import common, faults
 from benchmarks.proofs.common import Answer, Bar, Settings
-from benchmarks.proofs.numbers import mebibytes
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import build
 from mimose.bench.device import SIM
@@ -117,7 +116,6 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
         yield {
             "step": step,
             "rss": rss,
-            "MiB": mebibytes(rss),
             "seconds": round(seconds, 6),
             "threads": threading.active_count(),
             "files": len(list(Path("/proc/self/fd").iterdir())),
