@@ -1,19 +1,20 @@
-"""Every exception that mimose raises on purpose.
+"""All exceptions that mimose raises.
 
 The tree::
 
     MimoseError
-    ├── BudgetError (ValueError)            the budget cannot be read
-    │   └── InfeasibleBudgetError           no plan reaches the budget
-    ├── NoUnitsError (ValueError)           nothing in the model to plan for
+    ├── BudgetError (ValueError)            the budget cannot be read or used
+    │   └── InfeasibleBudgetError           no plan keeps the budget
+    ├── AdviceError (ValueError)            mimose.advise cannot use what it got
+    ├── NoUnitsError (ValueError)           the model has no layers to plan for
     ├── AlreadyAttachedError (RuntimeError) another session plans this model
     │   └── CheckpointingConflictError      the model checkpoints by itself
-    ├── ChangedWeightsError (RuntimeError)  a layer cannot be recomputed any more
-    ├── RecomputationError (RuntimeError)   a layer was not the same when run again
-    ├── NotRecomputableError (RuntimeError) layers must be kept, found out in a forward
-    ├── LateChangeError (RuntimeError)      a layer began to change a buffer
+    ├── ChangedWeightsError (RuntimeError)  weights changed before the backward
+    ├── RecomputationError (RuntimeError)   a recomputation gave other results
+    ├── NotRecomputableError (RuntimeError) a forward showed that layers must be kept
+    ├── LateChangeError (RuntimeError)      a layer changed a buffer for the first time
     ├── OtherRankError (RuntimeError)       another rank could not run its step
-    └── StateMismatchError (ValueError)     saved state of something else
+    └── StateMismatchError (ValueError)     saved state of another model or setting
 """
 
 from __future__ import annotations
@@ -25,33 +26,34 @@ from mimose.planners import InfeasibleBudgetError as _Infeasible
 
 
 class MimoseError(Exception):
-    """The base of all errors of this library."""
+    """The base class of all errors of this library."""
 
 
 class BudgetError(MimoseError, ValueError):
-    """The memory budget cannot be understood or used."""
+    """The memory budget cannot be read or used."""
 
 
 class AdviceError(MimoseError, ValueError):
-    """`mimose.advise` cannot make, save or train what it was asked about."""
+    """`mimose.advise` cannot make, save or train the given model or sample."""
 
 
 class InfeasibleBudgetError(BudgetError, _Infeasible):
-    """Not even the plan with the lowest peak stays within the budget.
+    """Even the plan with the lowest peak is over the budget.
 
     Attributes:
         budget_bytes: The budget.
-        least_peak_bytes: The lowest peak that any plan reaches.
+        least_peak_bytes: The lowest peak that any plan reaches, in bytes.
         holders: What holds how many bytes at that peak.
+        advice: What to do; "" for the default advice.
     """
 
 
 class NoUnitsError(MimoseError, ValueError):
-    """No module was found whose activations could be planned."""
+    """The model has no layers to plan for."""
 
 
 class AlreadyAttachedError(MimoseError, RuntimeError):
-    """The model is already planned by a session."""
+    """Another session plans this model already."""
 
 
 class CheckpointingConflictError(AlreadyAttachedError):
@@ -59,23 +61,23 @@ class CheckpointingConflictError(AlreadyAttachedError):
 
 
 class ChangedWeightsError(MimoseError, RuntimeError):
-    """A layer's weights are not those of its forward any more."""
+    """A layer's weights changed between its forward and its recomputation."""
 
 
 class RecomputationError(MimoseError, RuntimeError):
-    """A layer could not be computed again as it was; it is kept from now on."""
+    """A layer's recomputation gave other tensors or failed; it is kept from now on."""
 
 
 class NotRecomputableError(MimoseError, RuntimeError):
-    """Layers turned out to be such as must be kept, in a forward.
+    """A forward has shown that layers cannot be recomputed; they are kept from now on.
 
-    Most often the forward is run again at once, and this error is not seen. It reaches
-    the user where the forward has changed the batch meanwhile, or where other ranks
-    wait for the forward and this is not the session's first.
+    Usually the session runs the forward again at once, and you do not see this error.
+    It reaches you if the forward has changed the batch, or if other ranks wait for it
+    and it is not the first forward of the session.
 
     Attributes:
-        layers: The layers' names by their place among the session's layers.
-        why: What is wrong with them.
+        layers: The names of the layers, by their index among the session's layers.
+        why: The reason.
         summary: Both in words, without what to do.
     """
 
@@ -91,42 +93,43 @@ class NotRecomputableError(MimoseError, RuntimeError):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by the arguments, for the message is built from them."""
+        """Pickle by the arguments, because the message is built from them."""
         return type(self), (self.layers, self.why)
 
 
 class LateChangeError(MimoseError, RuntimeError):
-    """A layer changed a buffer, or an object that it holds, as never before.
+    """A layer changed a buffer, or an object that it holds, for the first time.
 
-    Most often that is put back and the forward run again, and this error is not seen.
+    Usually the session restores it and runs the forward again, and you do not see this
+    error.
 
     Attributes:
         layer: The layer's name.
-        buffers: Each buffer's table, by identity, and its name in it.
+        buffers: For each buffer the identity of its dict, and its name there.
     """
 
     def __init__(self, layer: str, buffers: Iterable[tuple[int, str]]) -> None:
         self.layer = layer
         self.buffers = tuple(buffers)
         super().__init__(
-            f"{layer} changed a buffer, or an object that it holds, that its forwards "
-            f"had not changed before, and it could not be put back. From the next step "
-            f"on it is saved for the recomputation; this step has changed it without "
-            f"a backward."
+            f"{layer} changed a buffer, or an object that it holds, which its earlier "
+            f"forwards did not change, and mimose could not restore it. This forward "
+            f"has no backward, so run the step again, with the batch as it was. From "
+            f"the next step on mimose saves what {layer} changes."
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by the arguments, for the message is built from them."""
+        """Pickle by the arguments, because the message is built from them."""
         return type(self), (self.layer, self.buffers)
 
 
 class OtherRankError(MimoseError, RuntimeError):
-    """Another rank could not run its step, and this one would have waited for it.
+    """Another rank could not run its step, so this rank does not run it either.
 
     Attributes:
-        rank: That rank.
-        kind: Its error's name.
-        text: What its error says.
+        rank: The other rank.
+        kind: The class of its error.
+        text: The message of its error.
     """
 
     def __init__(self, rank: int, kind: str, text: str) -> None:
@@ -139,14 +142,14 @@ class OtherRankError(MimoseError, RuntimeError):
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by the arguments, for the message is built from them."""
+        """Pickle by the arguments, because the message is built from them."""
         return type(self), (self.rank, self.kind, self.text)
 
 
 class StateMismatchError(MimoseError, ValueError):
-    """Saved state belongs to another model, other settings or another device."""
+    """A saved state belongs to another model, device or setting, or is damaged."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return what an error says first, or its name where it says nothing."""
+    """Return the first line of an error's message, or its class if it has none."""
     return (str(error) or type(error).__name__).splitlines()[0]

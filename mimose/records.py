@@ -1,4 +1,4 @@
-"""What the session records of each step, and of all of them."""
+"""The records of a session: one for each step, a summary of all, a file of them."""
 
 from __future__ import annotations
 
@@ -23,102 +23,106 @@ _log = logging.getLogger(__name__)
 
 Phase: TypeAlias = Literal["collect", "step_down", "plan", "fallback"]
 _MOST_KEPT = 10_000
-"""Records of about half a kB each."""
+"""Records kept in memory, of about half a kB each."""
 _NUMBER = re.compile(r"\d+(?:[.,]\d+)*")
 PHASES: tuple[Phase, ...] = get_args(Phase)
 
 
 class Peaks(NamedTuple):
-    """The most held since a step began; None if not known."""
+    """The highest readings since a step began; None if not known."""
 
     level_bytes: int
     reserved_bytes: int | None = None
     allocated_bytes: int | None = None
     n_retries: int | None = None
-    """How often the allocator freed all its cached blocks to go on."""
+    """How often the allocator freed its cached blocks at the limit and tried again."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepRecord:
-    """One forward of the root, with its backward where there was one.
+    """One training forward of the model, with its backward if there was one.
 
-    A record is made when its step has ended: its backward has, or none can come any
-    more. It does not change; where a step goes on, another takes its place.
-    Forwards that run before the same backward are one step: start and peaks, predicted
-    and observed, are the same in their records.
+    The session makes a record when the step has ended. A record never changes; if a
+    step goes on after all, a new record replaces it. Forwards that run before the same
+    backward are one step: their records have the same start and the same peaks.
     """
 
     step: int
-    """Counts the root's forwards in training, from 0."""
+    """The number of this training forward, from 0."""
     shape: Mapping[str, int]
     """The sizes of the batch that vary, by name."""
     phase: Phase
-    """`collect` (everything recomputed and measured), `step_down` (the first plans
-    that keep something), `plan`, or `fallback` (the safest plan; see `reason`)."""
+    """`collect` (everything recomputed and measured), `step_down` (the first two plans,
+    which check the predictions), `plan`, or `fallback` (everything recomputed, although
+    other shapes have plans; see `reason`)."""
     actions: tuple[str, ...]
-    """The action of each event, in the order in which they ran."""
+    """The action of each layer call, in the order in which they ran."""
     budget_bytes: int
-    """The budget of this step: on an accelerator the most `reserved_peak_bytes` may be,
-    elsewhere the most `observed_peak_bytes` may be."""
+    """The budget of this step. It limits `reserved_peak_bytes` on an accelerator, and
+    `observed_peak_bytes` elsewhere."""
     start_bytes: int
-    """Held when the forward began: on an accelerator requested by tensors."""
+    """What was held when the forward began: on an accelerator the requested bytes,
+    elsewhere the resident set."""
     predicted_peak_bytes: float | None
-    """What the plan said the peak would be, at the exact sizes."""
+    """The predicted peak of the plan, in the unit of `start_bytes`; None if not
+    known."""
     observed_peak_bytes: int | None = None
-    """The peak from the start of the forward to the end of backward: on an accelerator
-    of requested bytes, elsewhere of the resident set. None until the backward has
-    ended, and where it is not known (see `reason`)."""
+    """The peak from the start of the forward to the end of the backward, in the unit of
+    `start_bytes`. None before the backward has ended, and if it was not read (see
+    `reason`)."""
     cache_hit: bool = False
-    """Whether the plan was there: from the cache, or made ahead."""
+    """Whether the plan existed before the step: in the cache, or made ahead."""
     plan_seconds: float = 0.0
-    """From the root's entry until its forward may begin: the meter and the batch's
-    sizes are read, the plan is found or made, what the forward changes is saved, free
-    cached blocks are freed where they have to be."""
+    """From the call of the model until its forward begins: reading the meter and the
+    sizes, finding or making the plan, saving what the forward may change, and freeing
+    cached blocks if that is needed."""
     recomputed_flops: int = 0
-    """FLOPs of the products, convolutions and attention run again in backward."""
+    """FLOPs of the matrix products, convolutions and attention that ran again in the
+    backward."""
     retries: int = 0
-    """How often the forward was run again after running out of memory."""
+    """How often the forward ran again after it ran out of memory."""
     reason: str = ""
-    """Why the step is not an ordinary one; "" if it is."""
+    """Why the step was not an ordinary one; "" if it was."""
     events: tuple[str, ...] = ()
-    """The names of the events (``layer#call``), where they are known. In a file, empty
-    where they are those of the line before."""
+    """The names of the layer calls (``layer#call``) if they are known. In a file, empty
+    if they are those of the line before."""
     seconds: float | None = None
-    """From the start of the forward to the end of backward, as the host sees it, which
-    may run ahead of an accelerator (`Session.forecast` tells the device's seconds);
-    None until then."""
+    """From the start of the forward to the end of the backward, measured on the host,
+    which may run ahead of an accelerator (`Session.forecast` has the device's seconds).
+    None before the backward has ended."""
     reserved_peak_bytes: int | None = None
-    """On an accelerator the most that the allocator had taken from the device."""
+    """On an accelerator: the most that the allocator had reserved."""
     allocated_peak_bytes: int | None = None
-    """On an accelerator the most that the blocks in use took."""
+    """On an accelerator: the most that allocated blocks took."""
     alloc_retries: int | None = None
-    """How often the allocator freed its cached blocks to go on."""
+    """On an accelerator: how often the allocator freed its cached blocks at the limit
+    and tried again."""
     is_optimal: bool = False
-    """Whether the plan was proven to cost the least of all that keep the budget."""
+    """Whether the plan is proven to be the cheapest one within the budget."""
 
     @property
     def highest_bytes(self) -> int | None:
-        """What the budget is about: reserved bytes where they are known."""
+        """The peak that the budget limits: reserved bytes if they are known."""
         reserved = self.reserved_peak_bytes
         return self.observed_peak_bytes if reserved is None else reserved
 
     @property
     def predicted_growth_bytes(self) -> float | None:
-        """The predicted peak over what was held at the start."""
+        """The predicted peak minus the start, in bytes."""
         if self.predicted_peak_bytes is None:
             return None
         return self.predicted_peak_bytes - self.start_bytes
 
     @property
     def observed_growth_bytes(self) -> int | None:
-        """The observed peak over what was held at the start."""
+        """The observed peak minus the start, in bytes."""
         if self.observed_peak_bytes is None:
             return None
         return self.observed_peak_bytes - self.start_bytes
 
     @property
     def prediction_error(self) -> float | None:
-        """Observed over predicted growth, less one; None if either is unknown."""
+        """Observed growth divided by predicted growth, minus 1; None if not known."""
         observed, predicted = self.observed_growth_bytes, self.predicted_growth_bytes
         if observed is None or not predicted:
             return None
@@ -126,33 +130,34 @@ class StepRecord:
 
     @property
     def is_over(self) -> bool:
-        """Whether the peak that the budget is about exceeded it."""
+        """Whether the peak that the budget limits was over it."""
         highest = self.highest_bytes
         return highest is not None and highest > self.budget_bytes
 
     @property
     def budget_use(self) -> float | None:
-        """The peak that the budget is about, as a share of it."""
+        """The peak that the budget limits, as a share of the budget."""
         highest = self.highest_bytes
         return None if highest is None else highest / self.budget_bytes
 
     @property
     def n_recomputed(self) -> int:
-        """How many layer calls were not simply kept."""
+        """How many layer calls ran under another action than keep."""
         return len(self.actions) - self.actions.count(EXACT_MENU.first)
 
 
 class HostUse(NamedTuple):
-    """What a session took of the host's memory."""
+    """How much of the host's memory a session used."""
 
     budget_bytes: int
+    """`host_budget` in bytes."""
     peak_bytes: int
-    """The most that was held at once."""
+    """The most that tensors held at once."""
     pinned_peak_bytes: int
-    """The most that was pinned at once, what waited to be used again included; 0 where
-    nothing is pinned."""
+    """The most that was pinned at once, with the memory that torch keeps for reuse; 0
+    if nothing is pinned."""
     n_refused: int
-    """So many tensors did not fit within the budget, and stayed on the device."""
+    """How many tensors did not fit into the host budget and stayed on the device."""
 
 
 class AgreementUse(NamedTuple):
@@ -161,89 +166,97 @@ class AgreementUse(NamedTuple):
     n_ranks: int
     n_exchanges: int
     seconds: float
-    """What these took, waiting for other ranks included."""
+    """The time of all exchanges, with the wait for other ranks."""
     n_changed: int
-    """Forwards that did something else than this rank alone would have."""
+    """Forwards that ran another plan than this rank alone would have run."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summary:
-    """A session in numbers."""
+    """A session in numbers: `Session.summary`."""
 
     steps: int
-    """Forwards of the root in training."""
+    """Training forwards of the model."""
     phases: Mapping[str, int]
-    """Steps by phase."""
+    """The number of steps in each phase."""
     steps_over: int
-    """Steps whose observed peak exceeded the budget."""
+    """Steps whose peak was over the budget."""
     budget_bytes: int
+    """The present budget."""
     budget_range: tuple[int, int]
-    """The least and the largest, this and those of the steps."""
+    """The smallest and the largest budget so far."""
     peak_bytes: int
-    """The highest reading since the session began, optimizer steps included."""
+    """The highest reading since the session began, with optimizer steps."""
     layers: int
-    """Modules planned for."""
+    """Layers planned for."""
     shapes: int
-    """Distinct shapes of the batch, of the recorded steps."""
+    """Distinct shapes in the recorded steps."""
     cache_hits: int
+    """Steps whose plan was in the cache."""
     cache_misses: int
+    """Steps whose plan was made for them."""
     margin: float
-    """Safety margin, as a share of predicted growth."""
+    """The safety margin, as a share of the predicted growth."""
     error_p50: float | None
-    """Median of |observed − predicted| growth, as a share of predicted growth, over
-    the recorded steps in phase `plan`."""
+    """The median of |observed − predicted| growth, as a share of the predicted growth,
+    over the recorded steps in phase `plan`; None without such steps."""
     error_p99: float | None
+    """The 99th percentile of the same."""
     recomputed_flops: int
-    """Of all steps."""
+    """The FLOPs that ran again, of all steps."""
     collected_flops: int
-    """The part of it spent in phase `collect`."""
+    """The part of them in phase `collect`."""
     plan_seconds: float
-    """Of all steps."""
+    """The `StepRecord.plan_seconds` of all steps."""
     retries: int
+    """How often a forward ran again after it ran out of memory."""
     fragmentation: float | None = None
-    """On an accelerator: reserved growth counted for each byte of growth."""
+    """On an accelerator: reserved bytes counted for each requested byte of growth."""
     flushes: int | None = None
-    """On an accelerator: how often the allocator freed its cached blocks to go on."""
+    """On an accelerator: how often the allocator freed its cached blocks at the limit
+    and tried again."""
     kept_units: Mapping[str, str] = field(default_factory=dict)
-    """Layers that cannot be recomputed, and why."""
+    """Layers that cannot be recomputed, each with the reason."""
     inexact_layers: Mapping[str, str] = field(default_factory=dict)
-    """Layers that are recomputed but not to the bit on this device, and why."""
+    """Layers whose recomputation differs in the last bits on this device, each with the
+    reason."""
     plans_ready: int = 0
-    """New shapes whose plan was made before they came."""
+    """New shapes whose plan was made before their step."""
     proven_plans: int = 0
-    """Recorded steps in phase `plan` whose plan was proven to cost the least."""
+    """Recorded steps in phase `plan` whose plan is proven to be the cheapest."""
     fixed_seconds: float | None = None
-    """Of each step on the device, whatever its batch, with its share of the optimizer's
-    step; None where it is not known."""
+    """The fixed time of a step on the device, which does not depend on the batch, with
+    the step's share of the optimizer step; None if not known."""
     row_seconds: Mapping[str, float] = field(default_factory=dict)
-    """By the name of that size, what each row adds at the last step's other sizes if
-    all layers are kept."""
+    """The seconds that each row adds if all layers are kept, at the last step's other
+    sizes. The key is the name of the size that counts rows."""
     largest_to_come: Mapping[str, int] | None = None
-    """Of the shapes given to `Session.expect`; None where none was."""
+    """The largest of the shapes given to `Session.expect`; None if there are none."""
     least_peak_to_come: float | None = None
-    """What it takes under any plan, in bytes; None where that is not known yet."""
+    """The predicted peak of that shape under the safest plan, in bytes; None if not
+    known."""
     host: HostUse | None = None
-    """None where no action holds anything on the host."""
+    """None if no action uses the host's memory."""
     agreement: AgreementUse | None = None
-    """None where ranks plan freely."""
+    """None if ranks plan freely."""
 
 
 @dataclass(slots=True)
 class Totals:
-    """Steps added up, those whose records are not kept any more among them."""
+    """Sums over all steps, also those whose records were dropped."""
 
     steps: int = 0
     phases: Counter[str] = field(default_factory=Counter)
     steps_over: int = 0
     budgets: tuple[int, ...] = ()
-    """The least and the largest; none before the first step."""
+    """The smallest and the largest; empty before the first step."""
     recomputed_flops: int = 0
     collected_flops: int = 0
     plan_seconds: float = 0.0
     retries: int = 0
 
     def add(self, record: StepRecord) -> None:
-        """Take in a step."""
+        """Add a step."""
         self.steps += 1
         self.phases[record.phase] += 1
         self.steps_over += record.is_over
@@ -257,11 +270,11 @@ class Totals:
 
 
 TRIED = "tried in place of what would be kept"
-"""How a reason ends that begins with the names of the actions that a step tries."""
+"""The end of a reason that begins with the names of the actions that a step tries."""
 
 
 def kind_of(reason: str) -> str:
-    """Return what reasons share that differ in numbers, or in the actions tried.
+    """Return a reason without its numbers, so that similar ones count together.
 
     >>> kind_of("64 is beyond 40, the most measured")
     '# is beyond #, the most measured'
@@ -272,15 +285,15 @@ def kind_of(reason: str) -> str:
 
 
 AMENDS = "amends"
-"""Marks a line that takes the place of the one before of the same step."""
+"""Marks a line that replaces an earlier one of the same step."""
 
 
 class Records(deque[StepRecord]):
-    """The last steps' records, oldest first; optionally written to a file as well.
+    """The records of the last steps, oldest first; optionally also in a file.
 
     Args:
-        path: A file to append each closed record to, as one line of JSON; its folder
-            is made if it is not there.
+        path: A file to which each record is appended as one line of JSON. Its folder is
+            made if it does not exist.
 
     Raises:
         OSError: The file cannot be opened for appending.
@@ -297,16 +310,16 @@ class Records(deque[StepRecord]):
             self._is_new = not self._path.exists()
             self._file = self._path.open("a+", encoding="utf-8")
             if _ends_within_a_line(self._path):
-                self._file.write("\n")  # a run that was killed left half a line
+                self._file.write("\n")  # an interrupted run left half a line
 
     def close(self, record: StepRecord) -> None:
-        """Put a step's record in its place, and write it.
+        """Insert a step's record in order, and write it.
 
-        One of the same step takes the place of what was known of it before. Of too many
-        the oldest is dropped, and stays in the totals.
+        It replaces an earlier record of the same step. If there are too many records,
+        the oldest one is dropped and stays in the totals.
         """
         place = len(self)
-        while place and self[place - 1].step > record.step:  # most often it is the last
+        while place and self[place - 1].step > record.step:  # usually it is the last
             place -= 1
         amends = bool(place) and self[place - 1].step == record.step
         if amends:
@@ -328,30 +341,31 @@ class Records(deque[StepRecord]):
             self._write(self._file, json.dumps(fields) + "\n")
 
     def _write(self, file: IO[str], line: str) -> None:
-        """Write a line; where that fails, as on a full disk, write no more of them."""
+        """Write a line. If that fails, as on a full disk, write no more lines."""
         try:
             file.write(line)
             file.flush()
         except OSError as error:
             self._file = None
-            with contextlib.suppress(OSError):  # it writes what is left, or tries to
+            with contextlib.suppress(OSError):  # closing writes what is buffered
                 file.close()
             _log.warning(
-                "mimose: a step's record could not be written to %s (%s): no more are "
-                "written; training goes on",
+                "mimose: a step's record could not be written to %s (%s). Training "
+                "goes "
+                "on, and no more records are written",
                 self._path,
                 error,
             )
 
     def totals(self) -> Totals:
-        """Add up all steps there were."""
+        """Return the sums over all steps so far."""
         totals = replace(self._dropped, phases=Counter(self._dropped.phases))
         for record in self:
             totals.add(record)
         return totals
 
     def close_file(self) -> None:
-        """Close the file; one that is new and empty does not stay behind."""
+        """Close the file, and remove it if it is new and empty."""
         if self._file is None or self._path is None:
             return
         file, self._file = self._file, None
@@ -381,17 +395,21 @@ _NEVER_NONE = _NUMBERS[:8]
 
 
 def read_records(path: str | PathLike[str]) -> list[StepRecord]:
-    """Read what ``record_to`` wrote, events filled in; fields not known are left out.
+    """Read the records that ``attach(record_to=...)`` wrote.
 
-    Lines that were not written to their end, as in a run that was killed, are left out
-    as well, with a warning.
+    Unknown fields are ignored. Incomplete lines, which an interrupted run leaves, are
+    skipped with a warning.
 
     Args:
         path: The file.
 
+    Returns:
+        The records in the order of the file. `StepRecord.events` is filled in where the
+        file has it empty.
+
     Raises:
         OSError: The file cannot be read.
-        MimoseError: No line, or a whole one, is a step's record.
+        MimoseError: A complete line is not a step's record, or no line is.
     """
     records: list[StepRecord] = []
     n_broken = 0
@@ -402,7 +420,7 @@ def read_records(path: str | PathLike[str]) -> list[StepRecord]:
             try:
                 said = json.loads(line)
             except (ValueError, RecursionError):
-                n_broken += line.endswith("\n")  # the last may be in the making
+                n_broken += line.endswith("\n")  # the last line may still be written
                 continue
             record = _record(said)
             if record is None:
@@ -415,12 +433,12 @@ def read_records(path: str | PathLike[str]) -> list[StepRecord]:
     if n_broken and not records:
         raise _no_record(path, 1)
     if n_broken:
-        _log.warning("mimose: %d broken lines of %s were left out", n_broken, path)
+        _log.warning("mimose: skipped %d incomplete lines of %s", n_broken, path)
     return records
 
 
 def _amend(records: list[StepRecord], record: StepRecord) -> None:
-    """Put a record in the place of the last of the same step of the same run."""
+    """Replace the last record of the same step of the same run."""
     for place in range(len(records) - 1, -1, -1):
         there = records[place]
         if (there.step, there.start_bytes) == (record.step, record.start_bytes):
@@ -429,12 +447,12 @@ def _amend(records: list[StepRecord], record: StepRecord) -> None:
 
 
 def _no_record(path: str | PathLike[str], number: int) -> MimoseError:
-    said = "not a step's record, as attach(record_to=...) writes it"
-    return MimoseError(f"{path}, line {number}: {said}")
+    what = "not a step's record, as attach(record_to=...) writes it"
+    return MimoseError(f"{path}, line {number}: {what}")
 
 
 def _record(said: Any) -> StepRecord | None:
-    """Return what a line says; None where it says something else."""
+    """Return the record of a line of JSON; None if it is not one."""
     known: dict[str, Any] = {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in (said.items() if isinstance(said, dict) else ())
@@ -449,7 +467,7 @@ def _record(said: Any) -> StepRecord | None:
 
 
 def _is_sound(known: Mapping[str, Any]) -> bool:
-    """Whether what is needed is there, and everything is of its kind."""
+    """Whether all required fields are present, and all have the right type."""
     if any(name not in known for name in _NEEDED):
         return False
     shape, lists = known["shape"], (known["actions"], known.get("events", []))
@@ -464,7 +482,7 @@ def _is_sound(known: Mapping[str, Any]) -> bool:
         and all(isinstance(text, str) for text in texts)
         and all(isinstance(n, int) for n in [*whole, *shape.values()])
         and all(n is None or isinstance(n, (int, float)) for n in numbers)
-        # A greater number is none that was measured.
+        # No measured number is larger.
         and all(abs(n or 0) < sys.maxsize for n in [*numbers, *shape.values()])
         and all(known.get(name, 0) is not None for name in _NEVER_NONE)
         and known["budget_bytes"] > 0

@@ -1,4 +1,4 @@
-"""Planners: one action for each call, so that a step stays within its budget."""
+"""Planners choose one action for each layer call, so that a step keeps its budget."""
 
 import re
 
@@ -41,17 +41,16 @@ __all__ = [
 
 
 def make_planner(planner: str | Planner) -> Planner:
-    """Turn a name into a planner; a planner is returned as it is.
+    """Return the planner of a name.
 
     Args:
-        planner: ``"auto"``, ``"greedy"``, ``"optimal"``, ``"none"``, ``"full"``, or
-            ``"every-K"`` for an integer K, or an object with a ``plan`` method.
-
-    Returns:
-        The planner.
+        planner: ``"auto"`` (`Search`), ``"greedy"`` (`Greedy`), ``"optimal"``
+            (`Optimal`), ``"none"`` (keep everything), ``"full"`` (recompute
+            everything), ``"every-K"`` for an integer K (`every_k`); or a `Planner`,
+            which is returned unchanged.
 
     Raises:
-        ValueError: No planner has this name.
+        ValueError: There is no planner of this name.
         TypeError: It is neither a name nor a planner.
     """
     if isinstance(planner, str):
@@ -68,10 +67,13 @@ def make_planner(planner: str | Planner) -> Planner:
             return Pattern(planner, ("keep",))
         if planner == "full":
             return Pattern(planner, ("recompute",))
-        known = "auto, full, greedy, none, optimal, every-K"
+        known = "auto, full, greedy, none, optimal, every-K (such as every-2)"
         msg = f"no planner is called {planner!r}; choose one of {known}"
         raise ValueError(msg)
     if isinstance(planner, type) or not isinstance(planner, Planner):
-        msg = f"planner must be a name or have name and plan(problem), got {planner!r}"
+        msg = (
+            f"planner must be a name, or an object with an attribute name and a method "
+            f"plan(problem), got {planner!r}"
+        )
         raise TypeError(msg)
     return planner

@@ -1,4 +1,4 @@
-"""What may happen to a call's activations, as data."""
+"""The actions: what may happen to the activations of a layer call."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -6,22 +6,22 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ActionSpec:
-    """An action: what planners, reports and state need to know of it."""
+    """An action, as planners, reports and saved state see it."""
 
     name: str
-    """As plans, records and state spell it."""
+    """The name in plans, records and state."""
 
     code: str
-    """One letter for a narrow column; distinct within a menu."""
+    """One letter for narrow columns, distinct within a menu."""
 
     is_exact: bool = True
-    """Whether it leaves gradients bit for bit as they are."""
+    """Whether gradients stay equal to the last bit."""
 
     recomputes: bool = False
-    """Whether its backward begins with the forward."""
+    """Whether its backward begins with the layer's forward."""
 
     needs_host: bool = False
-    """Whether it holds anything in the host's memory, by copies there and back."""
+    """Whether it copies tensors to the host's memory and back."""
 
     def __post_init__(self) -> None:
         """Check the code."""
@@ -45,20 +45,20 @@ RECOMPUTE = ActionSpec(name="recompute", code="r", recomputes=True)
 
 @dataclass(frozen=True, slots=True)
 class Menu:
-    """The actions in use.
+    """The actions in use, in the order of `PlanningProblem.actions`.
 
-    The first is what happens without any plan: nothing is dropped, nothing costs. The
-    last is the least that any layer can do with, by itself and on its device: what can
-    run at all runs under it, so steps are collected and run again under it.
+    The first one keeps everything and costs nothing, as training without a plan. The
+    last one is supported by every layer and holds little: steps are measured, and
+    repeated after a failure, under it.
 
     Raises:
-        ValueError: There is none, or two share a name or a code.
+        ValueError: There is no action, or two have the same name or code.
     """
 
     specs: tuple[ActionSpec, ...]
 
     names: tuple[str, ...] = field(init=False)
-    """(K,) the actions' names, as `PlanningProblem.actions` has them."""
+    """(K,) The names of the actions, as in `PlanningProblem.actions`."""
 
     def __post_init__(self) -> None:
         """Check that names and codes are distinct."""
@@ -82,7 +82,7 @@ class Menu:
 
     @property
     def least(self) -> str:
-        """The action under which what can run at all runs."""
+        """The action that holds little and is supported by every layer."""
         return self.specs[-1].name
 
     @property
@@ -94,7 +94,7 @@ class Menu:
         """Return the action of a name.
 
         Raises:
-            KeyError: None is called that.
+            KeyError: There is none.
         """
         for spec in self.specs:
             if spec.name == name:
@@ -102,12 +102,12 @@ class Menu:
         raise KeyError(name)
 
     def codes(self, actions: Sequence[str]) -> str:
-        """Write a plan's actions one letter each, such as ``"rrkk"``."""
+        """Return the actions of a plan, one letter each, such as ``"rrkk"``."""
         return "".join(self.spec(action).code for action in actions)
 
 
 FINE_MENU = Menu((KEEP, SELECTIVE, RECOMPUTE))
-"""All exact actions that stay on the device."""
+"""All exact actions that use no host memory."""
 
 EXACT_MENU = Menu((KEEP, RECOMPUTE))
-"""Whole layers: what sessions use by default."""
+"""The default of sessions: whole layers."""

@@ -1,4 +1,4 @@
-"""The baselines: plans that do not look at the budget."""
+"""Baselines: plans that do not depend on the budget."""
 
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
@@ -9,33 +9,37 @@ from .timeline import judge
 
 @runtime_checkable
 class FixedPlanner(Planner, Protocol):
-    """A planner that reads no problem: no step has to be measured for its plans."""
+    """A planner whose plans do not depend on the problem, so nothing is measured."""
 
     def action_at(self, index: int) -> str:
-        """Return the action of a call.
+        """Return the name of the action of a layer call.
 
         Args:
-            index: The call's position in the forward.
+            index: The call's position in the forward, from 0.
         """
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Pattern:
-    """Actions that repeat along the calls, whatever the problem is."""
+    """A fixed pattern of actions that repeats along the layer calls."""
 
     name: str
-    """The name under which plans and reports show it."""
+    """The name of the planner in plans and reports."""
 
     actions: tuple[str, ...]
-    """What the first calls run under; then it begins again."""
+    """The actions of the first calls; after the last one the pattern repeats."""
 
     def action_at(self, index: int) -> str:
-        """Return the action of a call, by its position, without a problem."""
+        """Return the name of the action of a layer call.
+
+        Args:
+            index: The call's position in the forward, from 0.
+        """
         return self.actions[index % len(self.actions)]
 
     def plan(self, problem: PlanningProblem) -> Plan:
-        """Choose the actions; where one is not allowed, the one that holds least.
+        """Apply the pattern; a call that does not allow its action holds little.
 
         Args:
             problem: The step to plan; its budget is not read.
@@ -48,10 +52,10 @@ class Pattern:
 
 
 def every_k(k: int) -> Pattern:
-    """Recompute every k-th call, beginning with the first.
+    """Return the planner that recomputes every k-th layer call, and the first.
 
     Args:
-        k: Distance from one recomputed call to the next.
+        k: The distance from one recomputed call to the next, at least 1.
 
     Raises:
         ValueError: `k` is less than 1.
@@ -63,9 +67,9 @@ def every_k(k: int) -> Pattern:
 
 
 def everywhere(action: str) -> Pattern:
-    """Take one action for every call that may run under it.
+    """Return the planner that chooses one action for every call that allows it.
 
     Args:
-        action: Its name.
+        action: The name of the action, such as ``"selective"``.
     """
     return Pattern(f"{action} everywhere", (action,))

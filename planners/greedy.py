@@ -1,4 +1,4 @@
-"""Mimose's own scheduler, as a baseline."""
+"""The scheduler of the Mimose paper, as a baseline."""
 
 from dataclasses import dataclass
 from typing import ClassVar
@@ -8,28 +8,30 @@ import numpy as np
 from .problem import FloatArray, Plan, PlanningProblem
 from .timeline import judge
 
-# A call joins a bucket while it is larger than this part of the bucket's first.
+# A call joins a bucket if it is larger than this share of the bucket's first call.
 _BUCKET = 0.9
 
 
 @dataclass(frozen=True, slots=True)
 class Greedy:
-    """Take bytes off a sum, whatever their position and whatever they cost.
+    """The planner ``"greedy"``: Algorithm 1 of the Mimose paper.
 
-    Algorithm 1 of Liao et al., "Exploiting Input Tensor Dynamics in Activation
-    Checkpointing for Efficient Training on GPU", IPDPS 2023. What is missing is the
-    sum of the calls' estimated bytes, on top of what is held at the start, less the
-    budget. While something is missing: if some call covers it, take from the bucket
-    of similar calls that covers it most closely; else take the largest. In a bucket
-    the earliest goes first.
+    Source: Liao et al., "Exploiting Input Tensor Dynamics in Activation Checkpointing
+    for Efficient Training on GPU", IPDPS 2023 (arXiv:2209.02478).
 
-    It knows no peak: a plan may be over the budget, or save far more than it must.
+    The deficit is what is held at the start plus the held bytes of all calls, minus the
+    budget. While it is positive, the planner recomputes one more call: if a call covers
+    the deficit, one of the bucket of similar calls that covers it most closely, else
+    one of the largest bucket. In a bucket the earliest call comes first.
+
+    It ignores transient peaks, positions and costs, so a plan may be over the budget,
+    or save far more than it must.
     """
 
     name: ClassVar[str] = "greedy"
 
     def plan(self, problem: PlanningProblem) -> Plan:
-        """Recompute calls until the sum of what is held fits.
+        """Recompute calls until the sum of the held bytes fits.
 
         Args:
             problem: The step to plan; its transient peaks and costs are not read.
@@ -54,7 +56,7 @@ class Greedy:
 
 
 def _buckets(freed: FloatArray) -> list[list[int]]:
-    """Calls of similar size together, the largest first; inside, by position."""
+    """Return buckets of calls of similar size, largest first, each in forward order."""
     buckets: list[list[int]] = []
     first = np.inf
     for call in np.argsort(-freed, kind="stable").tolist():

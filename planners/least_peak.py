@@ -1,11 +1,11 @@
-"""The plan with the least peak, and the error where it is not low enough.
+"""The safest plan, which has the lowest peak, and the error if even that is too high.
 
-Note: [Lossy actions]. Whoever allows lossy actions has planners choose them where they
-cost least. But a plan of the least peak is what a step falls back on, and no user asked
-for noise in gradients where there is memory enough. So it holds exact actions alone
-(but where a call has none) as long as such a plan keeps the budget. Where none does,
-lossy ones are taken as well, and the least peak that is reported is theirs: with them
-the budget may be kept, and the error that says it cannot would not be true.
+Note: [Lossy actions]. If a user allows lossy actions, planners choose them where they
+are cheapest. The safest plan is different: a step uses it as a fallback, and nothing
+justifies inexact gradients if memory suffices without. So it has only exact actions
+(except for calls that allow none) as long as such a plan keeps the budget. If none
+does, it has lossy actions too. Then the reported lowest peak is theirs as well: an
+error that ignored them would be wrong.
 """
 
 from dataclasses import replace
@@ -21,29 +21,26 @@ _BISECTIONS = 20
 
 
 def safest_plan(problem: PlanningProblem) -> Plan:
-    """Make the plan with the least peak, whatever it costs.
+    """Return the plan with the lowest peak, whatever it costs.
 
-    One pass over the calls, last to first, is exact. Where the host budget binds, the
-    least peak is searched by halving, and may be missed.
+    One pass over the calls, from the last to the first, finds it exactly. If the host
+    budget limits the plan, bisection finds it approximately.
 
     Args:
-        problem: The step to plan; its budget is read only where it may be kept without
-            its lossy actions, see Note: [Lossy actions].
+        problem: The step to plan. Its budget decides only whether lossy actions are
+            needed: Note: [Lossy actions] in ``least_peak.py``.
 
     Returns:
-        The plan. Among actions that reach the same peak, the one that holds least.
+        The plan. Among actions with the same peak it has the one that holds least.
     """
     return judge(problem, safest_choice(problem), planner="least-peak")
 
 
 def infeasible(problem: PlanningProblem) -> InfeasibleBudgetError:
-    """Build the error that says why no plan keeps the budget.
+    """Return the error for a budget that no plan keeps, with the lowest peak.
 
     Args:
-        problem: The step whose budget cannot be kept.
-
-    Returns:
-        The error, with the least peak and what holds it.
+        problem: The step.
     """
     laid_out = lay_out(problem, safest_choice(problem))
     return InfeasibleBudgetError(
@@ -52,14 +49,10 @@ def infeasible(problem: PlanningProblem) -> InfeasibleBudgetError:
 
 
 def safest_choice(problem: PlanningProblem) -> IntArray:
-    """Choose the actions with the least peak within the host budget.
+    """Return (C,) the actions with the lowest peak: Note: [Lossy actions].
 
     Args:
         problem: The step to plan.
-
-    Returns:
-        (C,) index of each call's action, exact ones where they suffice: Note: [Lossy
-        actions].
     """
     is_exact = np.array([name not in problem.lossy for name in problem.actions])
     exact = problem.allowed & is_exact
@@ -73,7 +66,7 @@ def safest_choice(problem: PlanningProblem) -> IntArray:
 
 
 def _least_peak(problem: PlanningProblem) -> IntArray:
-    """Choose among all actions that are allowed."""
+    """Choose among all allowed actions."""
     form = PrefixForm.of(problem)
     least, held = form.least_suffix(), form.held_bytes
     reached = np.maximum(form.need_bytes, least[1:, None] + held)
@@ -88,7 +81,7 @@ def _least_peak(problem: PlanningProblem) -> IntArray:
 def _within_host_budget(
     problem: PlanningProblem, form: PrefixForm, too_low: float
 ) -> IntArray:
-    """Halve the peaks between one that needs too much host and one that does not."""
+    """Bisect between a peak that needs too much host memory and one that does not."""
     host = np.where(problem.allowed, problem.host_bytes, np.inf)
     safe: IntArray = host.argmin(axis=1)
     enough = float(peak_bytes(problem, safe))

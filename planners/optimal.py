@@ -1,8 +1,7 @@
-"""The exact planner: a wide search; where that proves nothing, a 0-1 program for HiGHS.
+"""The exact planner: a wide search and, if that proves nothing, a 0-1 program.
 
-SciPy's solver takes some 50 MiB that stay and long to import. So it is imported when
-the planner is made, before a step is measured, and not at all where another planner is
-chosen.
+Importing SciPy's solver takes time and 50 MiB that stay. So it is imported when this
+planner is made, before a step is measured, and not at all for other planners.
 """
 
 import logging
@@ -26,33 +25,32 @@ from .timeline import fits, host_bytes, judge
 
 _LOGGER = logging.getLogger(__name__)
 
-# A plan may still come back over the budget by the solver's tolerance. The budget is
-# then lowered by twice that much, at most so often.
+# The solver's tolerance may put a plan over the budget. Then the budget is lowered by
+# twice the difference, and the problem solved again, at most this often.
 _ATTEMPTS = 4
-# HiGHS stops at absolute tolerances of 1e-6, so the largest number of a kind (bytes
-# held, cost) is put at this size.
+# HiGHS has absolute tolerances of 1e-6, so bytes and costs are scaled to this maximum.
 _SCALE = 1000.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Optimal:
-    """The cheapest plan within the budget, proved.
+    """The planner ``"optimal"``: the cheapest plan within the budget, proved.
 
-    First the search of the planner ``"auto"``, so wide that it often leaves nothing
-    out: a solver finds no end where many plans cost the same, as with equal layers, and
-    there the search has few walks to carry on. Where it proves nothing, or the host's
-    budget binds, branch and bound by ``scipy.optimize.milp``: a binary variable for
-    every call and action, exactly one action a call; the bytes held behind each
-    call as a running sum; a row for every call that keeps all of its segments within
-    the budget, one for the head and one for the host. See Note: [Prefix form] in
-    ``prefix.py`` for why a row a call is enough.
+    It first runs the search of ``"auto"`` so wide that it often drops no partial plan.
+    A solver alone does not end if many plans cost the same, as with equal layers; just
+    there the search has few partial plans. If the search proves nothing, or if the host
+    budget limits the plan, ``scipy.optimize.milp`` (HiGHS, branch and bound) solves a
+    0-1 program. It has a binary variable for each call and action, one action for each
+    call, a running sum of the held bytes, one budget constraint for each call (Note:
+    [Prefix form] in ``prefix.py`` says why that is enough), one for the head and one
+    for the host.
     """
 
     name: ClassVar[str] = "optimal"
 
     time_limit_seconds: float = 10.0
-    """When the solver has to stop. The best plan known by then is returned, with
-    ``optimal=False``, and a warning is logged."""
+    """After this time the solver stops. The best plan so far is returned with
+    ``optimal=False``, and a warning is logged. Above 0."""
 
     def __post_init__(self) -> None:
         """Check the time limit."""
@@ -88,7 +86,7 @@ class Optimal:
         return min(made, key=lambda plan: (not plan.optimal, plan.extra_cost))
 
     def _solve(self, problem: PlanningProblem) -> Plan | None:
-        """The solver's plan, or None where it has none within the budgets."""
+        """Return the solver's plan; None if it finds none within the budgets."""
         budget, host_budget = problem.budget_bytes, problem.host_budget_bytes
         least_cost = math.inf
         for _ in range(_ATTEMPTS):
@@ -97,8 +95,9 @@ class Optimal:
             )
             if not proved:
                 _LOGGER.warning(
-                    "The optimal planner stopped after %g s without a proof, at %d "
-                    "calls; raise time_limit_seconds or use 'auto'.",
+                    "mimose: the planner 'optimal' stopped after %g s, before it could "
+                    "prove a plan for %d layer calls optimal: raise "
+                    "Optimal(time_limit_seconds=...), or use the planner 'auto'",
                     self.time_limit_seconds,
                     len(problem.calls),
                 )
@@ -124,8 +123,8 @@ def solve(
 ) -> tuple[IntArray | None, bool]:
     """Solve the 0-1 program of a problem, within the solver's tolerances.
 
-    Its columns are x[e, a] in {0, 1}, then held[e], what calls 0 .. e hold. Bytes are
-    divided by a unit.
+    The columns are x[c, a] in {0, 1}, then held[c], what calls 0 to c hold. Bytes and
+    costs are scaled.
 
     Args:
         problem: The step.
@@ -134,7 +133,7 @@ def solve(
         time_limit_seconds: When to stop.
 
     Returns:
-        (C,) actions, or None, and whether that is proved to be the answer.
+        (C,) actions, or None if there are none, and whether that is proved.
     """
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array, hstack
@@ -144,7 +143,7 @@ def solve(
     unit = float(np.abs(problem.held_bytes).max()) / _SCALE or 1.0
     host_unit = float(problem.host_bytes.max()) / _SCALE or 1.0
     cost_unit = float(np.abs(problem.cost).max()) / _SCALE or 1.0
-    # Every call runs under one action, so needs may count from any level.
+    # Every call runs under exactly one action, so the needs may count from any level.
     origin = float(form.need_bytes.min())
     needs = np.where(problem.allowed, form.need_bytes - origin, 0.0)
     chosen = csr_array(np.repeat(np.eye(n_calls), n_actions, axis=1))
@@ -154,7 +153,7 @@ def solve(
     def rows(
         table: FloatArray, sums: csr_array, low: float, high: float
     ) -> LinearConstraint:
-        """Limit, by call, the chosen entry of a table and some of the sums held."""
+        """Constrain, for each call, its entry of a table and the sums held."""
         own = csr_array(chosen.multiply(table.ravel()))
         return LinearConstraint(hstack([own, sums]), low, high)
 

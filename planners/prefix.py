@@ -1,20 +1,21 @@
-"""The timeline, rearranged for searching, and the search: one dynamic programme.
+"""The search of the planners: the timeline rearranged, and one dynamic program.
 
-Note: [Prefix form]. Let P[e] be the bytes held by the calls before call e. The
-gap before e, e's forward and e's backward all rise over the same P[e]: what later
-calls held is released before e's backward begins. Everything else on the level (gaps,
-what backwards leave for good) is the same in every plan. So the budget is kept exactly
-if
+Note: [Prefix form]. Let P[c] be the bytes held by the calls before call c. The gap
+before c, the forward of c and the backward of c all start from the same P[c], because
+what later calls hold is freed before the backward of c begins. Everything else on the
+level (gaps, what backwards retain) is the same in every plan. So a plan keeps the
+budget exactly if
 
-    P[e] + need_bytes[e, a]  <= budget    for every call under its action,
-    P[E] + head_bytes        <= budget.
+    P[c] + need_bytes[c, a]  <= budget    for every call c under its action a,
+    P[C] + head_bytes        <= budget.
 
-A plan then is a walk over the calls in order that only has to remember how many bytes
-it holds, and fewer is never worse: a knapsack with a limit at every item. So of walks
-that have come equally far those are carried on that no other matches in bytes and cost.
+So a partial plan, a walk over the first calls, only has to remember how many bytes it
+holds, and fewer bytes are never worse: a knapsack with a limit at every item. Of the
+walks over the same calls the search keeps those that no other walk beats in both bytes
+and cost.
 
-Where the budget of host memory binds, a walk remembers its host bytes, too. They are
-cut into a few classes of equal width, and walks are matched within their class.
+If the host budget limits the plan, a walk remembers its host bytes too. They are
+divided into a few classes of equal width, and walks are compared within their class.
 """
 
 from dataclasses import dataclass
@@ -28,27 +29,27 @@ _HOST_CLASSES = 16
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PrefixForm:
-    """The peak of a step, split by what the calls before hold."""
+    """The peaks of a step without what earlier calls hold: Note: [Prefix form]."""
 
     held_bytes: FloatArray
-    """(C, K) bytes held from the call's exit to its backward."""
+    """(C, K) The bytes held from the call's exit to its backward."""
 
     need_bytes: FloatArray
-    """(C, K) peak of the gap before it, its forward and its backward, less what the
-    calls before hold; infinite where the action is not allowed."""
+    """(C, K) The peak of the gap before it, its forward and its backward, without what
+    earlier calls hold; infinite if the action is not allowed."""
 
     head_bytes: float
-    """Peak of the head, less what all calls hold."""
+    """The peak of the head, without what the calls hold."""
 
     host_bytes: FloatArray
-    """(C, K) bytes of host memory."""
+    """(C, K) The bytes of host memory."""
 
     host_budget_bytes: float
-    """The most that all calls together may need of it."""
+    """The most host memory that all calls together may need."""
 
     @classmethod
     def of(cls, problem: PlanningProblem) -> "PrefixForm":
-        """Rearrange a problem, see Note: [Prefix form]."""
+        """Rearrange a problem."""
         held, retained, gaps = (
             problem.held_bytes,
             problem.backward_retained_bytes,
@@ -56,7 +57,7 @@ class PrefixForm:
         )
         entered = problem.start_bytes + np.cumsum(gaps)
         gap_peak = entered - gaps + np.maximum(problem.gap_transient_bytes, gaps)
-        # Arrival of the gradient, without what the calls hold themselves.
+        # The level when the gradient arrives, without what the calls hold.
         arrived = entered[-1] + retained.sum() - np.cumsum(retained)
 
         forward = np.maximum(problem.forward_transient_bytes, held)
@@ -72,10 +73,9 @@ class PrefixForm:
         )
 
     def least_suffix(self) -> FloatArray:
-        """Return the least peak of the calls from each one on, with nothing before.
+        """Return (C + 1,) the lowest peak from each call on, with nothing held before.
 
-        Returns:
-            (C + 1,) bytes; the first is the least peak of the step.
+        The first entry is the lowest peak of the step.
         """
         least = np.full(len(self.held_bytes) + 1, self.head_bytes)
         for call in range(len(least) - 2, -1, -1):
@@ -91,22 +91,22 @@ class PrefixForm:
         *,
         counts_host: bool = False,
     ) -> tuple[IntArray, bool] | None:
-        """Find the cheapest actions within a budget, or nearly.
+        """Find the cheapest actions within a budget, or almost the cheapest.
 
         Args:
-            cost: (C, K) what the actions cost.
+            cost: (C, K) The costs of the actions.
             budget_bytes: The highest level allowed.
-            width: Walks carried on, of each class of host bytes. Where there are more,
-                the bytes between the least and the most that any holds are cut in so
-                many equal parts, and the cheapest of each part goes on.
-            counts_host: Whether the host budget is to be kept.
+            width: How many walks to keep, in each class of host bytes. If there are
+                more, the range of their held bytes is divided into this many equal
+                parts, and the cheapest walk of each part is kept.
+            counts_host: Whether to keep the host budget.
 
         Returns:
-            (C,) index of each call's action, and whether no walk was left out that
-            might be cheaper; None where no choice keeps the budget. It keeps the budget
-            but for rounding: the timeline adds the same numbers in another order.
+            (C,) The index of each call's action, and whether the search dropped no walk
+            that might be cheaper; None if no choice keeps the budget. Rounding may put
+            it slightly over, because the timeline adds the numbers in another order.
         """
-        # The most that may be held before each call, so that the rest can be walked.
+        # The most that may be held before each call, so that the rest is possible.
         rest = budget_bytes - self.least_suffix()[1:, None] - self.held_bytes
         limits = np.minimum(budget_bytes - self.need_bytes, rest)[:, :, None]
         steps = self.held_bytes[:, :, None], cost[:, :, None], limits
@@ -114,7 +114,7 @@ class PrefixForm:
         least_host = np.where(is_allowed, self.host_bytes, np.inf).min(axis=1)
         host_limits = self.host_budget_bytes - least_host.sum() + least_host.cumsum()
         class_bytes = self.host_budget_bytes / _HOST_CLASSES or 1.0
-        # Costs of walks differ by less.
+        # No two walks differ by more in cost.
         dearest = 2.0 * float(np.abs(cost).sum()) + 1.0
 
         held, spent, host = np.zeros((3, 1))
@@ -132,7 +132,8 @@ class PrefixForm:
                 paid[used > host_limits[call]] = np.inf
                 group = used // class_bytes
                 order = np.lexsort((grown, group))
-                # Every class is cheaper than those before it, so none matches another.
+                # With this offset every class is cheaper than the classes before it, so
+                # walks of different classes do not beat each other.
                 kept = order[_undominated((paid - dearest * group)[order])]
                 host, group = used[kept], group[kept]
             else:
@@ -151,7 +152,7 @@ class PrefixForm:
 
 
 def _undominated(cost: FloatArray) -> BoolArray:
-    """Mark the walks, least bytes first, that cost less than all before them."""
+    """Return (n,) whether a walk costs less than all walks with fewer bytes."""
     is_cheaper = np.empty(len(cost), np.bool_)
     is_cheaper[:1] = cost[:1] < np.inf
     lowest = np.minimum.accumulate(cost)
@@ -160,16 +161,16 @@ def _undominated(cost: FloatArray) -> BoolArray:
 
 
 def _spread(held: FloatArray, group: FloatArray | None, width: int) -> BoolArray:
-    """Choose walks that are spread over the bytes held: the cheapest of each part.
+    """Choose walks that are spread over the held bytes: the cheapest of each part.
 
     Args:
-        held: (n,) by class, then ascending, as costs descend.
-        group: (n,) the classes; None for a single one.
-        width: Parts.
+        held: (n,) Held bytes, by class, then ascending; costs descend.
+        group: (n,) The classes; None for a single one.
+        width: The number of parts.
 
     Returns:
-        (n,) whether a walk stays: the last of each part, and the first of each class,
-        who holds least and can walk on longest.
+        (n,) Whether a walk stays: the last of each part, and the first of each class,
+        which holds least.
     """
     stay = np.ones(len(held), np.bool_)
     low, high = held.min(), held.max()
@@ -182,12 +183,12 @@ def _spread(held: FloatArray, group: FloatArray | None, width: int) -> BoolArray
 
 
 def _read(trail: list[tuple[IntArray, int]], at: int) -> IntArray:
-    """Read the (C,) actions of one of the last walks, from the last to the first.
+    """Return the (C,) actions of one of the final walks.
 
     Args:
-        trail: By call the walks carried on, each as ``action * n_before + walk
-            before``, and how many there were before.
-        at: The walk's position among the last.
+        trail: For each call the walks kept, each as ``action * n_before + index of the
+            walk before``, and ``n_before``, the number of walks before.
+        at: The index of the final walk.
     """
     actions = np.zeros(len(trail), dtype=np.intp)
     for call in range(len(trail) - 1, -1, -1):

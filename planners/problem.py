@@ -1,7 +1,7 @@
-"""What crosses into the planners and back: a problem, a plan, the error, the protocol.
+"""The interface of the planners: a problem, a plan, the protocol, the error.
 
 PlanningProblem        one step's memory and costs, for one shape
-Plan                   one action for each call
+Plan                   one action for each layer call
 InfeasibleBudgetError  (ValueError) no plan keeps the budget
 """
 
@@ -31,74 +31,75 @@ _SIGNED = {"held_bytes", "backward_retained_bytes", "cost", "gap_bytes"}
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PlanningProblem:
-    """One training step's memory and costs, for one shape of the batch.
+    """The memory and the costs of one training step, for one shape.
 
-    It ends with the backward: no plan changes what an optimizer's step takes.
+    The step ends with the backward, because no plan changes what the optimizer step
+    takes.
 
-    There are C calls, in the order in which they run forward, and K actions, in the
-    order of their `Menu`: ``"keep"`` is the first, and the last is what a call runs
-    under where nothing is known of it. Sizes are bytes. Numbers must be finite, also
-    where an action is not allowed (they are not read there); the two budgets alone
-    may be infinite. Arrays are taken as they are, without a copy: neither the
-    caller nor a planner writes to them afterwards.
+    There are C layer calls, in forward order, and K actions. The first action is
+    ``"keep"``; the last is the one that every layer supports. Sizes are bytes. All
+    numbers must be finite, also those of actions that are not allowed (which planners
+    do not read); only the two budgets may be infinite. Arrays are not copied: do not
+    write to them afterwards.
 
     Raises:
-        ValueError: A field has the wrong shape, a value that is not finite or is
-            negative where it cannot be, a name appears twice, a call has no
-            allowed action, or no choice keeps the host budget.
+        ValueError: A field has the wrong shape; a value is not finite, or negative
+            where it must not be; a name appears twice; a call has no allowed action; or
+            no choice keeps the host budget.
     """
 
     calls: tuple[str, ...]
-    """(C,) names in forward order, such as ``"encoder.layer.3#0"``."""
+    """(C,) The names of the calls in forward order, such as ``"encoder.layer.3#0"``."""
 
     actions: tuple[str, ...]
-    """(K,) names of the actions, ``"keep"`` first, the plainest of those that hold
-    little last."""
+    """(K,) The names of the actions."""
 
     allowed: BoolArray
-    """(C, K) whether the call may run under the action."""
+    """(C, K) Whether the call may run under the action."""
 
     held_bytes: FloatArray
-    """(C, K) what the call leaves alive from its exit until its backward. Negative
-    where it moves more of its inputs to the host than it saves."""
+    """(C, K) The bytes that the call leaves alive from its exit until its backward.
+    Negative if it moves more of its inputs to the host than it saves."""
 
     forward_transient_bytes: FloatArray
-    """(C, K) highest level in its forward, over the level at its entry."""
+    """(C, K) The highest level in its forward, above the level at its entry."""
 
     backward_transient_bytes: FloatArray
-    """(C, K) highest level in its backward, over the level when its gradient came."""
+    """(C, K) The highest level in its backward, above the level when its gradient
+    arrives."""
 
     backward_retained_bytes: FloatArray
-    """(C,) signed change over its backward, beyond the release of what it held: what
-    lasts, such as gradients of weights. No action changes it."""
+    """(C,) The signed change over its backward, without the release of `held_bytes`:
+    what stays, such as gradients of weights. It is the same for all actions."""
 
     cost: FloatArray
-    """(C, K) what the action adds to the step, in one unit for all: seconds, or FLOPs
-    as long as no times are learned."""
+    """(C, K) The cost that the action adds to the step, all in the same unit, such as
+    FLOPs."""
 
     gap_bytes: FloatArray
-    """(C + 1,) signed change over what runs before each call; the last: the head."""
+    """(C + 1,) The signed change over what runs before each call; the last entry is the
+    head, from the last call to the first gradient."""
 
     gap_transient_bytes: FloatArray
-    """(C + 1,) highest level in each gap, over the level at its start."""
+    """(C + 1,) The highest level in each gap, above the level at its start."""
 
     start_bytes: float
-    """Held when the root forward begins."""
+    """What is held when the forward of the model begins."""
 
     budget_bytes: float
-    """The most the device may hold at any moment of the step."""
+    """The most that the device may hold at any moment of the step."""
 
     host_bytes: FloatArray
-    """(C, K) bytes of host memory the action needs."""
+    """(C, K) The bytes of host memory that the action needs."""
 
     host_budget_bytes: float
-    """The most host memory all calls together may need."""
+    """The most host memory that all calls together may need."""
 
     lossy: frozenset[str] = frozenset()
-    """Names of the actions that change gradients."""
+    """The names of the actions that change gradients."""
 
     def __post_init__(self) -> None:
-        """Check every field once, so that the planners can trust them."""
+        """Check every field, so that the planners can rely on them."""
         self._check_names()
         n_calls, n_actions = len(self.calls), len(self.actions)
         self._check_array("allowed", (n_calls, n_actions), np.bool_)
@@ -164,19 +165,19 @@ class PlanningProblem:
     # ------------------------------------------- choices of actions without a search
 
     def keep_choice(self) -> IntArray:
-        """Return (C,) the first action, that keeps; where it may not be, the least."""
+        """Return (C,) keep, or `least_choice` for calls that may not keep."""
         return np.where(self.allowed[:, 0], 0, self.least_choice())
 
     def cheapest_choice(self) -> IntArray:
-        """Return (C,) the allowed actions that cost least."""
+        """Return (C,) the cheapest allowed action of each call."""
         choice: IntArray = np.where(self.allowed, self.cost, np.inf).argmin(axis=1)
         return choice
 
     def least_choice(self) -> IntArray:
-        """Return (C,) the last actions, or what comes nearest to them.
+        """Return (C,) for each call the last action that holds little and is safe.
 
-        That is the last that is allowed, is exact and needs nothing of the host; else
-        the last that is exact; else the last that is allowed.
+        This is the last allowed action that is exact and uses no host memory; if there
+        is none, the last exact one; if there is none, the last allowed one.
         """
         n_actions = len(self.actions)
         is_exact = np.array([name not in self.lossy for name in self.actions])
@@ -186,10 +187,10 @@ class PlanningProblem:
         return choice
 
     def choice_of(self, names: Sequence[str]) -> IntArray:
-        """Return (C,) the actions of these names; where one is not allowed, the least.
+        """Return (C,) the actions of these names, `least_choice` if one is not allowed.
 
         Args:
-            names: (C,) of actions.
+            names: (C,) The names of actions.
         """
         index = {name: i for i, name in enumerate(self.actions)}
         choice = np.array([index.get(name, -1) for name in names], dtype=np.intp)
@@ -199,51 +200,51 @@ class PlanningProblem:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One action for each call, and what the timeline says of it."""
+    """One action for each layer call, with its peak and its cost."""
 
     actions: tuple[str, ...]
-    """(C,) the action of each call, in forward order."""
+    """(C,) The action of each call, in forward order."""
 
     peak_bytes: float
     """The highest level of the step under these actions."""
 
     growth_bytes: float
-    """The peak over what was held when the step began."""
+    """The peak minus what is held when the step begins."""
 
     extra_cost: float
-    """The actions' costs, added up, in the problem's unit."""
+    """The sum of the costs of the actions, in the problem's unit."""
 
     binding_segments: tuple[str, ...]
-    """Names of the segments that reach the peak, in the order of time."""
+    """The names of the segments that reach the peak, in the order of time."""
 
     planner: str
-    """Name of the planner that made it."""
+    """The name of the planner that made it."""
 
     optimal: bool
-    """Whether no cheaper choice keeps the budget, proved and not only believed."""
+    """Whether it is proved that no cheaper choice keeps the budget."""
 
 
 @runtime_checkable
 class Planner(Protocol):
-    """What makes a plan out of a problem."""
+    """Makes a plan for a problem. `attach(planner=...)` takes any such object."""
 
     @property
     def name(self) -> str:
-        """The name under which plans and reports show this planner."""
+        """The name of the planner in plans and reports."""
         ...
 
     def plan(self, problem: PlanningProblem) -> Plan:
-        """Choose one action for each call.
+        """Choose one action for each layer call.
 
         Args:
             problem: The step to plan; it is not modified.
 
         Returns:
-            A plan that covers exactly the problem's calls, in order. Planners
-            that know no peak may exceed the budget; ``peak_bytes`` then says so.
+            A plan for exactly the calls of the problem, in order. A planner that does
+            not compute peaks may exceed the budget; ``peak_bytes`` then says so.
 
         Raises:
-            InfeasibleBudgetError: The planner keeps budgets and none of its plans
+            InfeasibleBudgetError: The planner keeps budgets, and none of its plans
                 keeps this one.
         """
         ...
@@ -253,11 +254,11 @@ class InfeasibleBudgetError(ValueError):
     """No choice of actions keeps the step within the budget.
 
     Attributes:
-        budget_bytes: The budget that was asked for.
-        least_peak_bytes: The lowest peak that any plan reaches.
-        holders: What holds how many bytes at the moment of that lowest peak; the
-            values add up to ``least_peak_bytes``.
-        advice: What to do about it; "" for what follows from the numbers.
+        budget_bytes: The budget.
+        least_peak_bytes: The lowest peak that any plan reaches, in bytes.
+        holders: What holds how many bytes at the moment of that peak. The values add up
+            to ``least_peak_bytes``.
+        advice: What to do; "" for the default advice.
     """
 
     def __init__(
@@ -267,13 +268,13 @@ class InfeasibleBudgetError(ValueError):
         holders: Mapping[str, float],
         advice: str = "",
     ) -> None:
-        """Build the message out of the numbers.
+        """Build the message from the numbers.
 
         Args:
-            budget_bytes: The budget that was asked for.
-            least_peak_bytes: The lowest peak that any plan reaches.
+            budget_bytes: The budget.
+            least_peak_bytes: The lowest peak that any plan reaches, in bytes.
             holders: Bytes held at that peak, by what holds them.
-            advice: What to do; "" for what follows from the numbers.
+            advice: What to do; "" for the default advice.
         """
         self.budget_bytes = budget_bytes
         self.least_peak_bytes = least_peak_bytes
@@ -281,8 +282,9 @@ class InfeasibleBudgetError(ValueError):
         self.advice = advice
         least, missing = least_peak_bytes, least_peak_bytes - budget_bytes
         parts = [
-            f"No plan keeps the budget of {_in_words(budget_bytes)}: the lowest "
-            f"reachable peak is {_in_words(least)}, {_in_words(missing)} more."
+            f"No plan keeps the budget of {_in_words(budget_bytes)}: the lowest peak "
+            f"that a plan can reach is {_in_words(least)}, which is "
+            f"{_in_words(missing)} more."
         ]
         if holders:
             largest_first = sorted(holders.items(), key=lambda item: -item[1])
@@ -297,13 +299,13 @@ class InfeasibleBudgetError(ValueError):
         super().__init__(" ".join(parts))
 
     def __reduce__(self) -> tuple[type["InfeasibleBudgetError"], tuple[object, ...]]:
-        """Pickle by the arguments, for the message is built from them."""
+        """Pickle by the arguments, because the message is built from them."""
         numbers = self.budget_bytes, self.least_peak_bytes
         return type(self), (*numbers, self.holders, self.advice)
 
 
 def _in_words(count: float) -> str:
-    """Write a number of bytes as people read it: ``"1.50 GiB"``, ``"310.2 MiB"``."""
+    """Return a number of bytes as text: ``"1.50 GiB"``, ``"310.2 MiB"``."""
     for unit, name, digits in ((2**30, "GiB", 2), (2**20, "MiB", 1), (2**10, "KiB", 1)):
         if abs(count) >= unit:
             return f"{count / unit:.{digits}f} {name}"

@@ -1,4 +1,4 @@
-"""The planner for the critical path: near the optimum in a few milliseconds."""
+"""The default planner: near the optimum in a few milliseconds."""
 
 from dataclasses import dataclass, replace
 from typing import ClassVar
@@ -8,27 +8,29 @@ from .prefix import PrefixForm
 from .problem import IntArray, Plan, Planner, PlanningProblem
 from .timeline import fits, host_bytes, judge
 
-# The search adds the same numbers as the judge, in another order. It first gets a
-# little more than the budget, so that no plan is lost to rounding, then, should the
-# judge object, less than the budget by more than rounding.
+# The search adds the same numbers as the timeline, in another order. It first gets a
+# little more than the budget, so that rounding excludes no plan. If the timeline then
+# finds the plan over the budget, the search gets a little less than the budget.
 _BUDGET_FACTORS = (1 + 2.0**-38, 1 - 2.0**-38)
 WIDE = 4096
-"""Walks that are carried on where there is time."""
+"""The width of a search that has time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Search:
-    """Cost per byte off the peak, weighed along the timeline by a dynamic programme.
+    """The default planner ``"auto"``: a dynamic program over the saved bytes.
 
-    See ``prefix.py``. With calls of few families it leaves nothing out, as a rule, and
-    the plan is the optimum, which ``Plan.optimal`` then says. It finds a plan wherever
-    there is one; only where the host budget binds as well may it miss the last.
+    See Note: [Prefix form] in ``prefix.py``. If the layers are of few families, the
+    search usually drops no partial plan; then the plan is proved optimal, and
+    ``Plan.optimal`` is True. It finds a plan if there is one, except in rare cases
+    where the host budget limits the plan too.
     """
 
     name: ClassVar[str] = "auto"
 
     width: int = 128
-    """Walks carried on. More is nearer to the optimum and slower."""
+    """How many partial plans the search keeps. More come closer to the optimum and take
+    longer. At least 2."""
 
     def __post_init__(self) -> None:
         """Check the width."""
@@ -37,7 +39,7 @@ class Search:
             raise ValueError(msg)
 
     def plan(self, problem: PlanningProblem) -> Plan:
-        """Choose the cheapest actions within the budget, as far as the width sees.
+        """Choose the cheapest actions within the budget that the search finds.
 
         Args:
             problem: The step to plan; it is not modified.
@@ -46,7 +48,7 @@ class Search:
             A plan within both budgets.
 
         Raises:
-            InfeasibleBudgetError: The plan of the least peak exceeds the budget.
+            InfeasibleBudgetError: The plan with the lowest peak is over the budget.
         """
         cheapest = problem.cheapest_choice()
         if fits(problem, cheapest):
@@ -68,7 +70,7 @@ class Search:
     def _walk(
         self, problem: PlanningProblem, form: PrefixForm, budget_bytes: float
     ) -> tuple[IntArray, bool] | None:
-        """Find the cheapest walk; if that needs too much of the host, another."""
+        """Find the cheapest plan, a second time if it needs too much host memory."""
         walk = form.cheapest_walk(problem.cost, budget_bytes, self.width)
         if walk is None:
             return None
@@ -80,11 +82,11 @@ class Search:
 
 
 def refiner_of(planner: Planner) -> Planner | None:
-    """Return what refines a planner's plans; None where they are to stay as made.
+    """Return the planner that improves another planner's plans; None for none.
 
     Args:
-        planner: That makes them. A baseline's, a published algorithm's and a user's
-            own plans are what was asked for.
+        planner: The other planner. Plans of baselines, of published algorithms and of a
+            user's planner are not changed.
     """
     if not isinstance(planner, Search):
         return None

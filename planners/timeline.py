@@ -1,10 +1,11 @@
-"""The only judge of peaks: the level of memory through one training step.
+"""The timeline: the level of memory through one training step. It alone judges peaks.
 
-A step is a row of segments: before every call a gap and then its forward, the head
-(from the last exit to the first gradient), and the calls' backwards in reverse order.
-Every segment changes the level by its retained bytes and rises over the
-level at its start by its transient peak, so the step's peak is the highest of
-``level at start + transient peak``. A level at the end of a segment counts as reached.
+A step is a row of segments: for each layer call the gap before it and its forward, then
+the head (from the last exit to the first gradient), then the backwards of the calls in
+reverse order. A segment changes the level by its retained bytes, and in between rises
+above the level at its start by its transient peak. So the peak of the step is the
+highest ``level at start + transient peak``, or the level at the end of a segment if
+that is higher.
 """
 
 from collections.abc import Mapping
@@ -18,29 +19,29 @@ from .problem import FloatArray, IntArray, Plan, PlanningProblem
 
 _Number = TypeVar("_Number", bound=np.generic)
 
-# Segments this close to the peak, as a part of it, count as binding: equal sums of
-# bytes, added in another order, differ by a few units in the last place.
+# Segments within this share of the peak count as binding: equal sums of bytes, added in
+# another order, differ in the last digits.
 _TIE = 1e-12
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Timeline:
-    """The level through one step under one plan.
+    """The level of memory through one step under one plan.
 
-    There are S = 3 C + 1 segments, in the order of time.
+    There are S = 3 C + 1 segments for C layer calls, in the order of time.
     """
 
     problem: PlanningProblem
-    """The step that was judged."""
+    """The step."""
 
     choice: IntArray
-    """(C,) index of each call's action."""
+    """(C,) The index of each call's action."""
 
     level_bytes: FloatArray
-    """(S,) held when each segment begins."""
+    """(S,) What is held when each segment begins."""
 
     peak_bytes_by_segment: FloatArray
-    """(S,) the highest level in each segment."""
+    """(S,) The highest level in each segment."""
 
     @property
     def peak_bytes(self) -> float:
@@ -49,22 +50,22 @@ class Timeline:
 
     @property
     def segments(self) -> tuple[str, ...]:
-        """(S,) the segments' names, in the order of time."""
+        """(S,) The names of the segments, in the order of time."""
         n_segments = len(self.level_bytes)
         return tuple(segment_name(self.problem.calls, i) for i in range(n_segments))
 
     @property
     def binding_segments(self) -> tuple[str, ...]:
-        """Names of the segments that reach the peak, in the order of time."""
+        """The names of the segments that reach the peak, in the order of time."""
         peaks = self.peak_bytes_by_segment
         binding = (peaks >= peaks.max() * (1 - _TIE)).nonzero()[0].tolist()
         return tuple(segment_name(self.problem.calls, i) for i in binding)
 
     def holders(self) -> Mapping[str, float]:
-        """What holds the bytes at the first moment of the peak.
+        """Return what holds how many bytes at the first moment of the peak.
 
         Returns:
-            Bytes by what holds them, zeros left out; they add up to the peak.
+            The bytes by what holds them, without zeros. They add up to the peak.
         """
         problem, n_calls = self.problem, len(self.problem.calls)
         at = int(self.peak_bytes_by_segment.argmax())
@@ -88,14 +89,11 @@ class Timeline:
 
 
 def segment_name(calls: tuple[str, ...], index: int) -> str:
-    """Name one segment of the timeline.
+    """Return the name of a segment, such as ``"forward of encoder.layer.3#0"``.
 
     Args:
-        calls: (C,) names in forward order.
-        index: Position of the segment, from 0 to 3 E.
-
-    Returns:
-        For example ``"forward of encoder.layer.3#0"`` or ``"head"``.
+        calls: (C,) The names of the calls in forward order.
+        index: The position of the segment, from 0 to 3 C.
     """
     n_calls = len(calls)
     if index < 2 * n_calls:
@@ -107,14 +105,11 @@ def segment_name(calls: tuple[str, ...], index: int) -> str:
 
 
 def lay_out(problem: PlanningProblem, choice: IntArray) -> Timeline:
-    """Lay out the step under one plan.
+    """Return the timeline of a step under one choice of actions.
 
     Args:
         problem: The step.
-        choice: (C,) index of each call's action.
-
-    Returns:
-        Levels and peaks of every segment.
+        choice: (C,) The index of each call's action.
     """
     levels, peaks = _levels_and_peaks(problem, choice)
     return Timeline(
@@ -126,14 +121,14 @@ def lay_out(problem: PlanningProblem, choice: IntArray) -> Timeline:
 
 
 def peak_bytes(problem: PlanningProblem, choice: IntArray) -> FloatArray:
-    """Judge one plan, or many at once.
+    """Return the peak of a step under one choice of actions, or under many.
 
     Args:
         problem: The step.
-        choice: (C,) or (N, C) index of each call's action.
+        choice: (C,) or (N, C) The index of each call's action.
 
     Returns:
-        () or (N,) the highest level of the step, in bytes.
+        () or (N,) The highest level of the step, in bytes.
     """
     _, peaks = _levels_and_peaks(problem, choice)
     highest: FloatArray = peaks.max(axis=-1)
@@ -141,28 +136,25 @@ def peak_bytes(problem: PlanningProblem, choice: IntArray) -> FloatArray:
 
 
 def host_bytes(problem: PlanningProblem, choice: IntArray) -> FloatArray:
-    """Add up the host memory of one plan, or of many at once.
+    """Return the host memory of one choice of actions, or of many.
 
     Args:
         problem: The step.
-        choice: (C,) or (N, C) index of each call's action.
+        choice: (C,) or (N, C) The index of each call's action.
 
     Returns:
-        () or (N,) bytes of host memory.
+        () or (N,) The sum of the calls' host memory, in bytes.
     """
     needed: FloatArray = _chosen(problem.host_bytes, choice).sum(axis=-1)
     return needed
 
 
 def fits(problem: PlanningProblem, choice: IntArray) -> bool:
-    """Tell whether one plan keeps both budgets.
+    """Whether one choice of actions keeps both budgets.
 
     Args:
         problem: The step.
-        choice: (C,) index of each call's action.
-
-    Returns:
-        Whether the peak and the host memory are within their budgets.
+        choice: (C,) The index of each call's action.
     """
     if peak_bytes(problem, choice) > problem.budget_bytes:
         return False
@@ -172,16 +164,13 @@ def fits(problem: PlanningProblem, choice: IntArray) -> bool:
 def judge(
     problem: PlanningProblem, choice: IntArray, *, planner: str, optimal: bool = False
 ) -> Plan:
-    """Turn a choice of actions into a plan, with its peak and its cost.
+    """Return the plan of a choice of actions, with its peak and its cost.
 
     Args:
         problem: The step.
-        choice: (C,) index of each call's action.
-        planner: Name of the planner that made the choice.
-        optimal: Whether it is proved that nothing cheaper keeps the budget.
-
-    Returns:
-        The plan.
+        choice: (C,) The index of each call's action.
+        planner: The name of the planner that made the choice.
+        optimal: Whether it is proved that no cheaper choice keeps the budget.
     """
     laid_out = lay_out(problem, choice)
     peak = laid_out.peak_bytes
@@ -197,7 +186,7 @@ def judge(
 
 
 def _chosen(table: NDArray[_Number], choice: IntArray) -> NDArray[_Number]:
-    """Read a (C, K) table at a (..., E) choice."""
+    """Return the entries of a (C, K) table at a (..., C) choice."""
     picked: NDArray[_Number] = table[np.arange(len(table)), choice]
     return picked
 
@@ -205,7 +194,7 @@ def _chosen(table: NDArray[_Number], choice: IntArray) -> NDArray[_Number]:
 def _levels_and_peaks(
     problem: PlanningProblem, choice: IntArray
 ) -> tuple[FloatArray, FloatArray]:
-    """Levels at the start of, and peaks in, every segment: two (..., S) arrays."""
+    """Return (..., S) the level at the start of each segment, and (..., S) its peak."""
     n_calls = len(problem.calls)
     held = _chosen(problem.held_bytes, choice)
     shape = (*choice.shape[:-1], 3 * n_calls + 1)
