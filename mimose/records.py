@@ -276,8 +276,8 @@ TRIED = "tried in place of what would be kept"
 def kind_of(reason: str) -> str:
     """Return a reason without its numbers, so that similar ones count together.
 
-    >>> kind_of("64 is beyond 40, the most measured")
-    '# is beyond #, the most measured'
+    >>> kind_of("64 is beyond 40, the largest size measured")
+    '# is beyond #, the largest size measured'
     """
     if reason.endswith(TRIED):
         return TRIED

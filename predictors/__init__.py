@@ -1,4 +1,4 @@
-"""Predictors: how bytes and FLOPs follow from sizes, learned from few samples."""
+"""Predictors learn from few samples how bytes and FLOPs depend on sizes."""
 
 from .margin import FragmentationAllowance, LearnedLimit, SafetyMargin
 from .regression import REACH, Estimator, Fit, LeastSquares, check_estimator

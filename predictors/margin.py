@@ -1,4 +1,4 @@
-"""What is kept free: the safety margin, and what an accelerator's allocator needs."""
+"""What stays free: the safety margin, and the allocator's allowance and limit."""
 
 from __future__ import annotations
 
@@ -8,26 +8,27 @@ from collections.abc import Mapping
 from typing import Any
 
 _WINDOW = 99
-"""Of so many misses the largest is passed by the next with a chance of one in 100."""
+"""The next miss exceeds the largest of this many with a probability of 1 in 100."""
 _INITIAL, _FADE = 0.06, math.exp(-1 / 12)
-"""The margin added at first, of which a third is left after twelve steps."""
+"""The margin added at first; a third of it is left after twelve steps."""
 _FLOOR, _MOST = 0.01, 0.5
-"""Of a margin, and of a miss: what is farther off was no reading of that step."""
+"""The smallest margin, and the largest miss that counts: a larger one is a disturbed
+reading."""
 _BEYOND = 0.1
-"""More for a step as far beyond the sizes measured as a fit is trusted."""
+"""The share added for a step at the largest size up to which a fit is trusted."""
 _QUIET, _MOST_QUIET = 256, 16_384
-"""Steps behind an out-of-memory before more is tried; the most, behind several."""
+"""Steps to wait after one out-of-memory error, and at most after several."""
 
 
 class SafetyMargin:
-    """What a step may grow by beyond its prediction, from what predictions missed.
+    """Learns by how much a step may grow beyond its prediction.
 
-    The largest of the last 99 misses, each ``observed / predicted - 1``: whatever their
-    distribution, if the next is drawn like them it is larger with a chance of at most 1
-    in 100. At first a margin is added, which fades.
+    The margin is the largest of the last 99 misses, each ``observed / predicted - 1``.
+    If the next miss has the same distribution, whatever that is, it is larger with a
+    probability of at most 1 in 100. At first an additional margin applies, which fades.
 
     Args:
-        noise_bytes: Absolute noise of a reading, allowed besides.
+        noise_bytes: The absolute noise of a reading, which is added to the margin.
 
     Attributes:
         share: The margin, as a share of the predicted growth.
@@ -39,30 +40,30 @@ class SafetyMargin:
         self._initial = self.share = _INITIAL
 
     def allowed(self, predicted_bytes: float) -> float:
-        """Return the growth that a step within the sizes measured stays below.
+        """Return the growth in bytes that a step of a measured size should stay below.
 
         Args:
-            predicted_bytes: Its growth.
+            predicted_bytes: Its predicted growth.
         """
         return (1.0 + self.share) * max(predicted_bytes, 0.0) + self.noise_bytes
 
     def largest(self, headroom_bytes: float, extrapolation_ratio: float = 0.0) -> float:
-        """Return the largest prediction that such headroom allows.
+        """Return the largest predicted growth in bytes that fits into the headroom.
 
         Args:
-            headroom_bytes: What the step may grow by.
-            extrapolation_ratio: How far beyond the sizes measured it lies, as a share
-                of how far a fit is trusted.
+            headroom_bytes: By how much the step may grow.
+            extrapolation_ratio: How far the step lies beyond the measured sizes, as a
+                share of the distance up to which fits are trusted.
         """
         share = self.share + _BEYOND * min(1.0, extrapolation_ratio)
         return max(0.0, headroom_bytes - self.noise_bytes) / (1.0 + share)
 
     def observe(self, predicted_bytes: float, observed_bytes: float) -> None:
-        """Record how a prediction came out.
+        """Learn from a step.
 
         Args:
-            predicted_bytes: The growth that was predicted.
-            observed_bytes: The growth that was observed.
+            predicted_bytes: The predicted growth.
+            observed_bytes: The observed growth.
         """
         if predicted_bytes <= 0.0 or not math.isfinite(predicted_bytes):
             return
@@ -76,11 +77,11 @@ class SafetyMargin:
         self.share = max(_FLOOR, max(self._missed, default=0.0) + self._initial)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what steps have taught, ready for JSON."""
+        """Return what was learned as plain JSON data."""
         return {"missed": list(self._missed), "initial": self._initial}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what another was taught.
+        """Replace what was learned.
 
         Args:
             state: What ``state_dict`` returned.
@@ -91,16 +92,17 @@ class SafetyMargin:
 
 
 class FragmentationAllowance:
-    """Reserved bytes to count for each requested byte of a step's growth.
+    """Learns how many reserved bytes a step needs for each requested byte of growth.
 
-    A caching allocator rounds what is asked for, and what lives in a part of a segment
-    pins all of it: the gaps beside cannot be freed when the allocator frees its cached
-    blocks, and are of no use to a tensor larger than each. How large they are as a
-    forward ends, when most is held, is read in steps that fill half of the room: gaps
-    are as large in smaller ones. The allowance holds the largest of the last 16.
+    A caching allocator rounds requests up. A tensor in a segment pins the whole
+    segment: the gaps beside it cannot be freed, and no tensor larger than a gap fits
+    there. The size of the gaps is read when a forward ends, which is when most is held,
+    in steps that fill at least half of the headroom (in smaller steps the gaps are just
+    as large, so their ratio says nothing). The allowance is the largest ratio of the
+    last 16 such steps.
 
     Args:
-        prior: Counts as well until eight such steps came.
+        prior: A lower bound until eight such steps were read.
     """
 
     def __init__(self, prior: float = 1.25) -> None:
@@ -109,7 +111,7 @@ class FragmentationAllowance:
 
     @property
     def at_first(self) -> float:
-        """The prior of another one that begins where this one is now."""
+        """The prior for another allowance that starts from this one."""
         return max(self._prior, self.value)
 
     @property
@@ -121,22 +123,22 @@ class FragmentationAllowance:
         return min(1.5, max(1.02, ratio))
 
     def observe(self, requested: float, taken: float, room: float) -> None:
-        """Take in a step as its forward has ended.
+        """Learn from a step, at the end of its forward.
 
         Args:
-            requested: By how many bytes the requested ones grew.
-            taken: By how much the allocated ones did, with the gaps in their segments.
-            room: What the step might reserve.
+            requested: The growth of requested bytes.
+            taken: The growth of allocated bytes, with the gaps in their segments.
+            room: The bytes that the step could reserve.
         """
         if requested > 0.0 and requested >= 0.5 * room:
             self._seen.append(taken / requested)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what steps have taught, ready for JSON."""
+        """Return what was learned as plain JSON data."""
         return {"seen": list(self._seen)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what another was taught.
+        """Replace what was learned.
 
         Args:
             state: What ``state_dict`` returned.
@@ -146,13 +148,13 @@ class FragmentationAllowance:
 
 
 class LearnedLimit:
-    """Falls below what was held when memory ran out, and rises again slowly.
+    """A limit that falls when memory runs out, and rises again slowly.
 
-    What a device has is not what a user thinks it has: another process may hold some of
-    it, libraries allocate outside of the allocator, a wall may stand somewhere. An
-    out-of-memory shows where. After 256 steps without another the limit rises by a
-    256th of the budget a step; each failure doubles that time, up to 16,384 steps. Once
-    that many more have gone well with the whole budget, what was in the way is gone.
+    A device may have less memory than the budget assumes: other processes hold some,
+    and libraries allocate outside of the allocator. An out-of-memory error shows the
+    true limit. After 256 steps without another error the limit rises by 1/256 of the
+    budget a step. Each further error doubles this wait, up to 16,384 steps. After as
+    many steps with the whole budget and without an error, the wait is 256 steps again.
 
     Attributes:
         bytes: The most bytes to plan for, whatever the budget.
@@ -163,10 +165,10 @@ class LearnedLimit:
         self._n_quiet, self._n_needed = 0, _QUIET // 2
 
     def ran_out(self, held_bytes: float) -> None:
-        """Record an allocation that failed.
+        """Record that an allocation failed.
 
         Args:
-            held_bytes: The most that was held before it did.
+            held_bytes: The most that was held before.
         """
         self.bytes = min(self.bytes, 0.98 * held_bytes)
         self._n_quiet, self._n_needed = 0, min(2 * self._n_needed, _MOST_QUIET)

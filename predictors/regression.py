@@ -1,16 +1,16 @@
-"""Fits: how bytes and FLOPs follow from sizes, and where a fit may be believed.
+"""Fits of bytes and FLOPs to sizes, and where a fit is trusted.
 
 What a layer saves, and its FLOPs, are sums of a few products of its sizes, such as
-``a*B*T + b*B*T**2``. So the default estimator takes monomials up to degree 3 one by
-one, each time the one that explains most of what is left, until the samples are
-explained to rounding: as many shapes as there are terms, and one to spare, settle a
-fit exactly. A coefficient may be negative: a loss leaves out the first token. A peak is
-the highest of several such sums, which no polynomial explains: there the fit has as
-many terms as tell samples that were left out best, and is raised by the largest error.
+``a*B*T + b*B*T**2``. So the default estimator adds monomials up to degree 3 one by one,
+each time the one that explains most of the rest, until it explains the samples up to
+rounding. A fit is exact if it needs one shape more than it has terms. A coefficient may
+be negative: a loss leaves out the first token. A transient peak is the maximum of
+several such sums, which no polynomial explains. There the fit has the number of terms
+that predicts left-out samples best, and is raised by its largest error.
 
-It is an estimator as scikit-learn's are, without its base classes: to import these
-takes 150 MiB, and SciPy's non-negative least squares 50, which a training process
-would keep for good.
+The estimator behaves like those of scikit-learn, without their base classes: importing
+them takes 150 MiB, and SciPy's non-negative least squares 50 MiB, which the training
+process would keep.
 """
 
 from __future__ import annotations
@@ -33,64 +33,67 @@ Floats: TypeAlias = NDArray[np.float64]
 Sizes: TypeAlias = tuple[int, ...]
 
 EXACT = 1e-9
-"""Share of the largest value by which an exact fit may be off."""
+"""The largest error of an exact fit, as a share of the largest value."""
 EXACT_REACH, REACH = 4.0, 1.5
-"""How many times the largest size measured an exact fit may be asked at, and others.
-The longest batch may come early; what was not explained may turn out as anything."""
+"""How many times the largest measured size an exact fit, and another fit, may predict.
+The longest batch may come early, so an exact fit may reach far."""
 _DEGREE, _POWER = 3, 2
-"""Of a monomial, and of one size in it."""
+"""The highest degree of a monomial, and the highest power of one size in it."""
 _DEVIATIONS = 3.0
-"""How many times the noise a sample that is explained may be off."""
+"""A sample counts as explained within this many standard deviations."""
 _OF_NOISE, _OF_SCALE = 20.0, 0.02
-"""An error within so many times the noise, or this share of a step, is tolerated."""
+"""An error is tolerated within this multiple of the noise, or this share of a step."""
 _PLAIN = 1e-4
-"""Share of a step: what is no peak, and explained so far, is asked at any size."""
+"""A quantity other than a peak whose error is below this share of a step may be
+predicted at any size."""
 _MANY_SHAPES, _BEARABLE = 8, 5.0
-"""A peak of so many shapes, raised by its error, is believed up to so many times."""
+"""A peak fitted to this many shapes is trusted up to this multiple of the tolerance,
+because the prediction is raised by the error."""
 _FOLDS = 5
 _SHARE = 0.95
-"""Errors count but for one in 20: a process's memory jumps for other reasons."""
+"""The share of errors that count: a process's memory jumps for other reasons too."""
 
 
 class Estimator(Protocol):
-    """What scikit-learn's regressors are."""
+    """A regressor in the manner of scikit-learn. `attach(predictor=...)` takes one."""
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> Any:
         """Learn from (n_samples, n_features) sizes and (n_samples,) values."""
 
     def predict(self, X: ArrayLike) -> Any:
-        """Return the (n_samples,) values at such sizes."""
+        """Return the (n_samples,) values at (n_samples, n_features) sizes."""
 
 
 def check_estimator(predictor: object) -> None:
-    """Refuse what is no estimator.
+    """Make sure that a predictor is an estimator or None.
 
     Args:
-        predictor: What a user gave; None is fine.
+        predictor: The argument of a user.
 
     Raises:
-        ValueError: It has no ``fit`` and ``predict``, or is a class.
+        ValueError: It has no methods ``fit`` and ``predict``, or it is a class.
     """
     is_one = hasattr(predictor, "fit") and hasattr(predictor, "predict")
     if predictor is not None and (isinstance(predictor, type) or not is_one):
         msg = (
-            f"predictor {predictor!r} is no estimator: give an object with fit and "
-            "predict, such as sklearn.tree.DecisionTreeRegressor(), or None"
+            f"predictor {predictor!r} is not an estimator: give an object with the "
+            "methods fit and predict, such as sklearn.tree.DecisionTreeRegressor(), or "
+            "None"
         )
         raise ValueError(msg)
 
 
 class LeastSquares:
-    """Least squares on the few monomials that explain the samples.
+    """Least squares on the few monomials that explain the samples: the default.
 
     Args:
-        noise: Standard deviation of a value, in units of y; 0 for exact ones.
+        noise: The standard deviation of a value, in the unit of y; 0 for exact values.
 
     Attributes:
-        monomials_: The powers of the columns, one tuple a term.
-        coef_: (n_terms,) coefficients, in units of y.
-        loo_errors_: (n_samples,) errors at each sample when it is left out; infinite
-            where the others do not settle the fit.
+        monomials_: For each term the powers of the columns.
+        coef_: (n_terms,) The coefficients, in the unit of y.
+        loo_errors_: (n_samples,) The error at each sample if it is left out; infinite
+            if the other samples do not determine the fit.
     """
 
     monomials_: tuple[tuple[int, ...], ...]
@@ -101,7 +104,7 @@ class LeastSquares:
         self.noise = noise
 
     def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the constructor's arguments, as scikit-learn's ``clone`` asks for."""
+        """Return the constructor's arguments, for scikit-learn's ``clone``."""
         del deep
         return {"noise": self.noise}
 
@@ -111,7 +114,7 @@ class LeastSquares:
         return self
 
     def __sklearn_tags__(self) -> Any:
-        """Return what scikit-learn's tools ask a regressor for."""
+        """Return the tags of a regressor, for scikit-learn's tools."""
         from sklearn.utils import RegressorTags, Tags, TargetTags
 
         tags = Tags(estimator_type="regressor", target_tags=TargetTags(required=True))
@@ -119,21 +122,25 @@ class LeastSquares:
         return tags
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> LeastSquares:
-        """Choose the monomials and fit their coefficients.
+        """Choose the monomials, fit their coefficients, and return the estimator.
 
         Args:
-            X: (n_samples, n_features) sizes.
-            y: (n_samples,) values, such as bytes.
+            X: (n_samples, n_features) Sizes.
+            y: (n_samples,) Values, such as bytes.
 
         Raises:
-            ValueError: There is no sample, or a number is NaN or infinite.
+            ValueError: The shapes do not match, there is no sample, or a number is NaN
+                or infinite.
         """
         sizes, values = np.asarray(X, np.float64), np.asarray(y, np.float64)
         if sizes.ndim != 2 or values.shape != (len(sizes),) or not len(sizes):
-            msg = f"X is {sizes.shape} and y {values.shape}: give (n, k) and (n,)"
+            msg = (
+                f"X has the shape {sizes.shape} and y {values.shape}: give "
+                f"(n_samples, n_features) and (n_samples,), with at least one sample"
+            )
             raise ValueError(msg)
         if not (np.isfinite(sizes).all() and np.isfinite(values).all()):
-            msg = "a size or a value is NaN or infinite"
+            msg = "X or y has NaN or infinite numbers: give finite ones"
             raise ValueError(msg)
         monomials = _monomials(sizes.shape[1])
         design = _design(sizes, monomials)
@@ -151,10 +158,10 @@ class LeastSquares:
         return self
 
     def predict(self, X: ArrayLike) -> Floats:
-        """Return the (n_samples,) values at the given sizes.
+        """Return the (n_samples,) values at the given sizes, in the unit of y.
 
         Args:
-            X: (n_samples, n_features) sizes.
+            X: (n_samples, n_features) Sizes.
 
         Raises:
             AttributeError: ``fit`` was not called.
@@ -164,11 +171,20 @@ class LeastSquares:
         return values
 
     def score(self, X: ArrayLike, y: ArrayLike) -> float:
-        """Return the coefficient of determination of predictions."""
+        """Return the coefficient of determination (R²) of predictions.
+
+        Args:
+            X: (n_samples, n_features) Sizes.
+            y: (n_samples,) Values.
+        """
         return r2_score(np.asarray(y, np.float64), self.predict(X))
 
     def predict_one(self, sizes: Sequence[float]) -> float:
-        """Return the value at one shape, for a step that waits for its plan."""
+        """Return the value at one shape, faster than `predict`.
+
+        Args:
+            sizes: (n_features,) Sizes.
+        """
         value = 0.0
         for powers, coefficient in self._terms:
             for size, power in zip(sizes, powers, strict=True):
@@ -179,7 +195,7 @@ class LeastSquares:
 
 @lru_cache(maxsize=32)
 def _monomials(n_features: int) -> tuple[tuple[int, ...], ...]:
-    """Return the powers of the columns, of low degree first."""
+    """Return the powers of the columns, the lowest degree first."""
     powers = itertools.product(range(_POWER + 1), repeat=n_features)
     found = [each for each in powers if sum(each) <= _DEGREE]
     return tuple(sorted(found, key=lambda each: (sum(each), max(each, default=0))))
@@ -193,15 +209,15 @@ def _design(sizes: Floats, monomials: tuple[tuple[int, ...], ...]) -> Floats:
 
 
 def _chosen(design: Floats, target: Floats, tolerance: float) -> list[int]:
-    """Return the columns to fit, as few as explain the samples.
+    """Return the columns to fit: the fewest that explain the samples.
 
-    Where none do, or where some sample is explained by a term alone, as many as
-    tell samples that were left out best.
+    If no columns do, or if one term explains a single sample, the number of columns is
+    the one that predicts left-out samples best.
 
     Args:
-        design: (n_samples, n_columns) of length 1.
-        target: (n_samples,) to be explained.
-        tolerance: By which samples that are explained may be off.
+        design: (n_samples, n_columns) Columns of length 1.
+        target: (n_samples,) The values to explain.
+        tolerance: The largest error of an explained sample.
     """
     chosen = _forward(design, target, tolerance, max(1, len(target) - 1))
     if _largest_rest(design[:, chosen], target) <= tolerance:
@@ -216,12 +232,12 @@ def _chosen(design: Floats, target: Floats, tolerance: float) -> list[int]:
 
 
 def _forward(design: Floats, target: Floats, tolerance: float, most: int) -> list[int]:
-    """Take columns one by one, each the one that explains most of what is left."""
+    """Choose columns one by one, each time the one that explains most of the rest."""
     chosen: list[int] = []
     rest, free = target, design
     while len(chosen) < most and np.abs(rest).max() > tolerance:
         lengths = np.linalg.norm(free, axis=0)
-        lengths[lengths < 1e-7] = math.inf  # what follows from those that were taken
+        lengths[lengths < 1e-7] = math.inf  # columns that depend on the chosen ones
         gains = np.abs(rest @ free) / lengths
         if gains.max() <= 1e-12:
             break
@@ -233,7 +249,7 @@ def _forward(design: Floats, target: Floats, tolerance: float, most: int) -> lis
 
 
 def _least_squares(design: Floats, target: Floats) -> tuple[Floats, Floats]:
-    """Return the coefficients, and by sample the error where it is left out."""
+    """Return the coefficients, and for each sample the error if it is left out."""
     basis, triangle = np.linalg.qr(design)
     solution = np.linalg.solve(triangle, basis.T @ target)
     # The second pass removes the rounding of the first.
@@ -250,29 +266,30 @@ def _largest_rest(design: Floats, target: Floats) -> float:
     return float(np.abs(target - basis @ (basis.T @ target)).max())
 
 
-# --------------------------------------------------------------- what it may be asked
+# --------------------------------------------------------------- where it is trusted
 
 
 class Fit:
-    """An estimator on the sizes that vary by themselves, and where it is believed.
+    """A fitted estimator of one quantity, and the sizes at which it is trusted.
 
-    Sizes that never varied, or always equalled another, are left out. Of each shape the
-    median is fitted: equal layers measure the same shape many times a step, and the
-    median shrugs off the one reading in which something else happened.
+    It uses only sizes that vary independently: constant ones, and ones that always
+    equal another, are left out. For each shape it fits the median: equal layers measure
+    the same shape many times a step, and a median ignores a single disturbed reading.
 
     Args:
-        estimator: Not fitted; a copy of it is.
-        readings: At least one.
-        noise: How far two readings of the same thing differ.
-        is_peak: Whether it is raised by the largest error, but for one reading in 20.
+        estimator: The estimator; a copy of it is fitted.
+        readings: The values in bytes or FLOPs, by shape; at least one.
+        noise: By how much two readings of the same quantity differ.
+        is_peak: Whether the quantity is a transient peak: then predictions are raised
+            by the largest error (of 19 readings in 20).
 
     Raises:
-        Exception: Whatever the estimator raises.
+        Exception: Any error of the estimator.
 
     Attributes:
-        n_shapes: Distinct shapes fitted.
-        is_exact: Whether it explains every shape, and one to spare.
-        error: At shapes left out; infinite where the others do not settle it.
+        n_shapes: The number of distinct shapes.
+        is_exact: Whether it explains every shape and has fewer terms than shapes.
+        error: The error at left-out shapes; infinite if the others do not determine it.
     """
 
     def __init__(
@@ -318,8 +335,9 @@ class Fit:
 
         Args:
             sizes: The shape.
-            scale: How large a step is, as for `is_trusted`: a peak is raised by the
-                error at shapes left out where it is more than what is tolerated.
+            scale: The growth of a step, as for `is_trusted`. The prediction of a peak
+                is raised by the error at left-out shapes if that is above the
+                tolerance.
         """
         row = self._row(sizes)
         if isinstance(self._estimator, LeastSquares):
@@ -334,28 +352,28 @@ class Fit:
 
     @property
     def is_settled(self) -> bool:
-        """Whether an exact fit has two shapes to spare, or four in all."""
+        """Whether an exact fit has two shapes more than terms, or at least four."""
         return self.is_exact and (self._n_spare > 1 or self.n_shapes > 3)
 
     def is_trusted(self, scale: float) -> bool:
-        """Whether it may speak of shapes that were not measured.
+        """Whether it may predict shapes that were not measured.
 
-        That is where shapes that were left out are predicted to what is tolerated.
+        It may if it predicts left-out shapes within the tolerance.
 
         Args:
-            scale: How large a step is: an error is small against it.
+            scale: The growth of a step, of which the tolerance is a share.
         """
         is_many = self._is_peak and self.n_shapes >= _MANY_SHAPES
         times = _BEARABLE if is_many else 1.0
         return self.n_shapes > 1 and self.error <= times * self._tolerance(scale)
 
     def outside(self, sizes: Sizes, high: Sizes, scale: float = 0.0) -> str:
-        """Return how sizes differ from those measured; "" if they are among them.
+        """Return why a shape is too far from the measured ones; "" if it is not.
 
         Args:
-            sizes: Of the shape that is asked for.
-            high: The largest measured.
-            scale: How large a step is, as for `is_trusted`.
+            sizes: The shape.
+            high: The largest measured sizes.
+            scale: The growth of a step, as for `is_trusted`.
         """
         reach = EXACT_REACH if self.is_settled else REACH
         if not self._is_peak and self.error < _PLAIN * scale:
@@ -363,11 +381,11 @@ class Fit:
         for column, role in enumerate(self._roles):
             size = sizes[column]
             if role < 0 and size > self._first[column]:
-                return f"{size} where only {self._first[column]} was measured"
+                return f"{size}, where only {self._first[column]} was measured"
             if role >= 0 and role != column and size != sizes[role]:
-                return f"{size} and {sizes[role]} differ, which were always equal"
+                return f"{size} and {sizes[role]} differ; such sizes were always equal"
             if role == column and size > high[column] * reach:
-                return f"{size} is beyond {high[column]}, the most measured"
+                return f"{size} is beyond {high[column]}, the largest size measured"
         return ""
 
     def _tolerance(self, scale: float) -> float:
@@ -378,7 +396,7 @@ class Fit:
 
 
 def _roles(shapes: Sequence[Sizes]) -> list[int]:
-    """Return for each column -1 (constant), itself, or the column it repeats."""
+    """Return for each column -1 (constant), itself, or the column that it equals."""
     first: dict[tuple[int, ...], int] = {}
     return [
         -1 if len(set(values)) == 1 else first.setdefault(values, column)
@@ -387,9 +405,9 @@ def _roles(shapes: Sequence[Sizes]) -> list[int]:
 
 
 def _left_out(estimator: Estimator, rows: Floats, values: Floats) -> Floats:
-    """Return the (n_shapes,) errors at shapes left out, a fifth at a time.
+    """Return the (n_shapes,) errors at left-out shapes, a fifth of them at a time.
 
-    An estimator that knows them is asked; of few shapes they are infinite.
+    Errors that the estimator knows are used. With few shapes they are infinite.
     """
     known: Floats | None = getattr(estimator, "loo_errors_", None)
     if known is not None:
@@ -404,5 +422,5 @@ def _left_out(estimator: Estimator, rows: Floats, values: Floats) -> Floats:
 
 
 def _nearly_largest(values: Floats) -> float:
-    """Return the value that 19 in 20 do not exceed; the largest of up to 20."""
+    """Return the 95th percentile, which is the largest of up to 20 values."""
     return float(np.quantile(values, _SHARE, method="higher"))

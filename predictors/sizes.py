@@ -1,4 +1,4 @@
-"""How the sizes that a layer sees follow from the sizes of the batch."""
+"""Learns how the sizes of a layer's inputs follow from the sizes of the batch."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 _DIVISORS = (2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 64, 128, 256)
-"""Strides, and sides of patches."""
+"""Strides, and sides of image patches."""
 _SETTLES_A_SUM = 4
-"""Samples: one more than there is to settle."""
+"""Samples needed for a sum: one more than its three numbers."""
 
 Row = tuple[int, ...]
 
 
 class Term(NamedTuple):
-    """One size, or so many of its parts, the last one whole or not."""
+    """One size of the batch, divided by a constant, rounded down or up."""
 
     column: int
     divisor: int = 1
@@ -37,10 +37,10 @@ Terms = tuple[Term, ...]
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """A constant, and products of terms that are counted so many times."""
+    """A sum of products of terms, each times a factor, and a constant."""
 
     products: tuple[tuple[int, Terms], ...] = ()
-    """Factor and terms of each."""
+    """The factor and the terms of each product."""
     constant: int = 0
 
     def __call__(self, sizes: Sequence[int]) -> int:
@@ -54,36 +54,36 @@ class Rule:
 
 
 class SizeMap:
-    """The simplest rule by which one size follows from the batch's sizes.
+    """Finds the simplest rule by which one size follows from the batch's sizes.
 
-    A stage of a ResNet sees ``ceil(H / 8)``, a layer of a ViT
-    ``(H // 16) * (W // 16) + 1`` tokens, a flattened batch ``B * T`` rows. A rule
-    has to match every sample. Tried in this order, the first that does is taken:
+    Examples: a stage of a ResNet sees ``ceil(H / 8)``, a layer of a ViT
+    ``(H // 16) * (W // 16) + 1`` tokens, a flattened batch ``B * T`` rows. A rule must
+    match every sample. The first kind of this list that matches is used:
 
-    1. the size is constant;
-    2. it equals a column of the batch;
-    3. it is a multiple of a column, or a column and a constant;
-    4. it is a column over a divisor from a fixed list, and a constant: the smallest
-       first, then rounded up (a guess had better be high);
-    5. it is a product of two columns, both divided alike or one of them, and a
-       constant, or of three, where two are divided alike;
-    6. it is ``a * x + b * y + c`` of two columns, from four samples on, with a and b at
-       least 1: the tokens of a number of images, and a text's.
+    1. a constant;
+    2. a column of the batch;
+    3. a multiple of a column, or a column plus a constant;
+    4. a column divided by a number of a fixed list, plus a constant: the smallest
+       constant first, then rounded up (a high guess is safer);
+    5. a product of two columns, of which one or both are divided by the same number,
+       plus a constant; or a product of three, of which two are;
+    6. ``a * x + b * y + c`` of two columns, with a and b at least 1 and at least four
+       samples: the tokens of several images and of a text.
 
     Attributes:
-        rule_: The rule, or None.
-        found_: Whether there is one.
+        rule_: The rule, or None if no rule matches.
+        found_: Whether there is a rule.
     """
 
     rule_: Rule | None
     found_: bool
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> SizeMap:
-        """Find the rule.
+        """Find the rule, and return the estimator.
 
         Args:
-            X: (n_samples, n_features) sizes of the batch.
-            y: (n_samples,) the layer's size.
+            X: (n_samples, n_features) The sizes of the batch.
+            y: (n_samples,) The layer's size.
         """
         rows: list[Row] = [tuple(row) for row in np.asarray(X).tolist()]
         values: list[int] = np.asarray(y).tolist()
@@ -93,12 +93,12 @@ class SizeMap:
         return self
 
     def predict_one(self, sizes: Sequence[int]) -> int:
-        """Return the layer's size for a batch.
+        """Return the layer's size for one batch.
 
-        Without a rule: what was seen for these sizes, else the largest size seen.
+        Without a rule it is the size seen for this batch, or the largest size seen.
 
         Args:
-            sizes: The sizes of the batch, one a column.
+            sizes: (n_features,) The sizes of the batch.
         """
         if self.rule_ is not None:
             return self.rule_(sizes)
@@ -112,7 +112,7 @@ def _rule(rows: list[Row], values: list[int]) -> Rule | None:
     for number, column in enumerate(columns):
         if column == tuple(values):
             return Rule(((1, (Term(number),)),))
-    # A column that stands still explains nothing about a size that moves.
+    # A constant column cannot explain a size that varies.
     moving = [number for number, column in enumerate(columns) if len(set(column)) > 1]
     for candidates in (_singles(moving), _pairs(moving), _triples(moving)):
         tried = (_matching(terms, rows, values) for terms in candidates)
@@ -153,7 +153,7 @@ def _triples(columns: list[int]) -> Iterator[Terms]:
 def _matching(terms: Terms, rows: list[Row], values: list[int]) -> Rule | None:
     """Return the rule of these terms that matches every sample, if there is one.
 
-    A factor is of whole sizes and without a constant, so that one setting is free.
+    Only one number is free: a factor excludes divisors and a constant.
     """
     low, high = values.index(min(values)), values.index(max(values))
     of_low, of_high = (math.prod(t.at(rows[i]) for t in terms) for i in (low, high))
@@ -179,7 +179,7 @@ def _simplicity(rule: Rule) -> tuple[int, int, int, int]:
 
 
 def _sum(columns: list[int], rows: list[Row], values: list[int]) -> Rule | None:
-    """Return the sum of multiples of two columns that matches, and not by chance."""
+    """Return the sum of multiples of two columns that matches every sample, if any."""
     if len(values) < _SETTLES_A_SUM:
         return None
     for pair in itertools.combinations(columns, 2):

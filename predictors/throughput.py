@@ -1,12 +1,13 @@
-"""Whether a method that saves memory raises the throughput, by two lines each.
+"""Whether a method that saves memory raises the throughput: the rule of PAPAYA.
 
-The rule of Liu et al., "An Evaluation of Memory Optimization Methods for Training
-Neural Networks": memory sets the largest batch, the batch shares out the fixed time of
-a step. Bytes are a line as far as activations grow with the batch, above weights,
-gradients and optimizer state; a working buffer that does not depend on the batch is a
-floor. Time is flat until the device is full, and then a line. `compare` puts both
-methods' whole models side by side; `p_score` and `p_point` say the same in one
-inequality where the methods share what does not grow.
+Source: Liu et al., "An Evaluation of Memory Optimization Methods for Training Neural
+Networks" (PAPAYA, https://github.com/LiuXiaoxuanPKU/papaya). Memory limits the batch,
+and the samples of a batch share the fixed time of a step. Bytes are a line in the
+batch: activations grow with it; weights, gradients and optimizer state do not. A
+working buffer of constant size is a floor below which the line does not matter. Time is
+constant until the device is busy, and then a line. `compare` compares the full models
+of two methods; `p_score` and `p_point` are one inequality for methods with the same
+constants.
 """
 
 from __future__ import annotations
@@ -25,22 +26,22 @@ Floats: TypeAlias = NDArray[np.float64]
 
 LINE, KNEE = "line", "knee"
 TOLERANCE, MEMORY_TOLERANCE = 0.10, 0.05
-"""Mean errors at points left out, as shares, above which seconds and bytes are refused:
-bytes repeat, so what is off is the form."""
+"""A fit of seconds, or of bytes, is refused if its mean relative error at left-out
+points is larger. Bytes repeat, so a larger error means that the form is wrong."""
 REACH = 2.0
-"""How many times beyond the batches measured a verdict may be. PAPAYA's series, fitted
-up to a half of their largest batch, tell bytes at that batch to 5% and seconds to 8%;
-up to a third, to 10 and 14%. (Not those of DTR, whose law changes on the way.)"""
+"""How many times the largest measured batch a verdict may reach. PAPAYA's series,
+fitted up to half of their largest batch, predict its bytes to 5% and its seconds to 8%;
+fitted up to a third, to 10% and 14%. (Without those of DTR, whose form changes on the
+way.)"""
 _KNEE_POINTS = 4
-"""Fewer points do not tell a knee from a line; with one less there are none to check
-a line with, either."""
+"""Fewer points do not distinguish a knee from a line. With two points, none is left to
+check a line."""
 _CLEARLY = 2.0 / 3.0
-"""A knee is kept where it is off by this share of what a line is off by, at points left
-out. Of straight series with 4 to 19 points and 0.2 to 10% noise, up to 4% then get
-one."""
+"""A knee is used if its error at left-out points is below this share of the line's. Of
+straight series with 4 to 19 points and 0.2 to 10% noise, at most 4% then get a knee."""
 _ROUNDING = 1e-9
 _ROUNDS = 5
-"""Of weighing steps by how far off they were."""
+"""Rounds of the fit, each with less weight on steps with large errors."""
 
 
 # ------------------------------------------------------------------ series
@@ -48,34 +49,34 @@ _ROUNDS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Series:
-    """One quantity by batch size (or length): ``slope * max(x, knee) + intercept``.
+    """One quantity as a function of the batch: ``slope * max(x, knee) + intercept``.
 
-    A line has its knee at 0. Errors are shares of the values; those of a series that
-    was not fitted are not known (nan).
+    A line has its knee at 0. Errors are relative; they are nan if the series was not
+    fitted.
     """
 
     form: str
     """``"line"`` or ``"knee"``."""
     slope: float
-    """Bytes or seconds a sample; never negative where fitted."""
+    """Bytes or seconds for each sample; a fitted slope is never negative."""
     intercept: float
-    """Bytes or seconds at 0, as the line beyond the knee has them."""
+    """The value of the line at 0, in bytes or seconds."""
     knee: float = 0.0
-    """Below it the value does not depend on x."""
+    """Below this x the value is constant."""
     r2: float = math.nan
-    """Coefficient of determination at the points fitted."""
+    """Coefficient of determination at the fitted points."""
     loo_error: float = math.nan
-    """Mean absolute relative error at each point when fitted without it."""
+    """Mean absolute relative error at each point if it is left out of the fit."""
     lowest: float = 0.0
-    """The smallest x measured."""
+    """The smallest measured x."""
     highest: float = math.inf
-    """The largest x measured: beyond it is extrapolation."""
+    """The largest measured x; beyond it is extrapolation."""
     refused: str = ""
-    """Why nothing may be predicted from it, in words; empty where it may be."""
+    """Why nothing may be predicted from the series; empty if it may."""
 
     @classmethod
     def line(cls, slope: float, intercept: float) -> Series:
-        """Return a line that is known."""
+        """Return a line with known numbers."""
         return cls(form=LINE, slope=slope, intercept=intercept)
 
     @property
@@ -90,7 +91,7 @@ class Series:
     def predict(self, x: Floats) -> Floats: ...
 
     def predict(self, x: float | Floats) -> float | Floats:
-        """Return the value at one x, or at each of (n,)."""
+        """Return the value at one x, or the (n,) values at (n,) x."""
         if isinstance(x, np.ndarray):
             return _at(self, x)
         return self.slope * max(x, self.knee) + self.intercept
@@ -98,8 +99,8 @@ class Series:
     def inverse(self, y: float) -> float:
         """Return the largest x whose value is at most `y`.
 
-        Infinite where the series is flat and not above `y`; 0 where its floor is above
-        it, so that no x fits.
+        It is infinite if the series is flat and at most `y`, and 0 if its floor is
+        above `y`.
         """
         if y < self.floor:
             return 0.0
@@ -114,23 +115,28 @@ def fit_series(
     intercept: float | None = None,
     tolerance: float = TOLERANCE,
 ) -> Series:
-    """Fit bytes or seconds by batch sizes, by least squares of relative errors.
+    """Fit bytes or seconds to batch sizes, by least squares of relative errors.
 
-    Relative, because times over a wide range of batches are noisy by a share of
-    themselves, and a line for the largest alone would miss the fixed time of a step. A
-    knee is tried from four points on, and kept where the mean error at points left out
-    is below two thirds of a line's; errors at the points fitted always favour it.
+    Errors are relative, because the noise of times is proportional to them, and because
+    a fit of the largest batches alone would miss the fixed time of a step. With four
+    points or more a knee is tried too. It is used if its mean error at left-out points
+    is below two thirds of the line's.
 
     Args:
-        x: (n_points,) positive batch sizes or lengths, two or more different ones.
-        y: (n_points,) positive bytes or seconds.
-        form: ``"line"`` or ``"knee"``; None for what the points say.
-        intercept: Where a line comes out negative at 0, it is fitted again through this
-            value there, such as the plain model's fixed time; None to leave it.
-        tolerance: Mean relative error at points left out above which it is refused.
+        x: (n_points,) Positive batch sizes or lengths, at least two different ones.
+        y: (n_points,) Positive bytes or seconds.
+        form: ``"line"`` or ``"knee"``; None to choose by the points.
+        intercept: If the line is negative at 0, it is fitted again through this value
+            at 0, such as the fixed time of the plain model. None to leave it negative.
+        tolerance: The series is refused if its mean relative error at left-out points
+            is larger.
+
+    Returns:
+        The series; `Series.refused` says why it may not be used, if so.
 
     Raises:
-        ValueError: The points cannot be fitted by anything.
+        ValueError: The shapes differ, a value is not positive and finite, there are too
+            few different x, or `form` is unknown.
     """
     x, y = _checked(x, y, form)
     fit: _Fitter = _best_knee if form == KNEE else _best_line
@@ -141,7 +147,7 @@ def fit_series(
     if intercept is not None and found.floor < 0.0:
         fit = partial(_best_line, intercept=intercept)
         found = fit(x, y)
-    if form is None and found.knee <= x.min():  # a line as far as anybody has looked
+    if form is None and found.knee <= x.min():  # a line in the measured range
         found = replace(found, form=LINE, knee=0.0)
     found = replace(
         found,
@@ -154,18 +160,19 @@ def fit_series(
 
 
 def fit_rates(work: ArrayLike, seconds: ArrayLike, guess: ArrayLike) -> Floats:
-    """Fit seconds as a sum of non-negative rates, each times some work.
+    """Fit seconds as a sum of work, each times a non-negative rate.
 
-    By least squares of relative errors. What is off by more than three times the median
-    error counts for less: a step may have waited for something that is no work.
+    It minimizes the squares of relative errors. A step with more than three times the
+    median error gets less weight: it may have waited for something else.
 
     Args:
-        work: (n_steps, n_rates), such as a one, FLOPs and bytes; up to some six rates.
-        seconds: (n_steps,), positive.
-        guess: (n_rates,) whose product with the rates, a share of a step, is near 0.
+        work: (n_steps, n_rates) Work of each step, such as 1, FLOPs and bytes. At most
+            about six columns.
+        seconds: (n_steps,) Positive seconds of each step.
+        guess: (n_rates,) A weak prior: the product with the rates should be near 0.
 
     Returns:
-        (n_rates,) rates.
+        (n_rates,) The rates, in seconds for each unit of work.
     """
     values = np.asarray(seconds, dtype=np.float64)[:, None]
     shares = np.vstack((np.asarray(work, dtype=np.float64) / values, guess))
@@ -184,10 +191,10 @@ def fit_rates(work: ArrayLike, seconds: ArrayLike, guess: ArrayLike) -> Floats:
 
 
 def _non_negative(design: Floats, target: Floats) -> Floats:
-    """Return the least squares of all columns whose coefficients have no minus.
+    """Return the non-negative least squares, by trying all subsets of the columns.
 
-    There are four. SciPy's would be imported for them by each session that is asked
-    for its report.
+    There are about four columns. SciPy's solver would have to be imported in every
+    session that makes a report.
     """
     best, least = np.zeros(design.shape[1]), float(target @ target)
     for used in itertools.product((True, False), repeat=design.shape[1]):
@@ -203,11 +210,11 @@ def _non_negative(design: Floats, target: Floats) -> Floats:
 
 
 def r2_score(measured: Floats, predicted: Floats) -> float:
-    """Return the coefficient of determination of (n,) predictions.
+    """Return the coefficient of determination (R²) of (n,) predictions.
 
     Returns:
-        1 for a perfect prediction, 0 for one as good as the mean, negative below; where
-        all measured are equal, 1 or minus infinity.
+        1 for a perfect prediction, 0 for one as good as the mean, less for a worse one;
+        if all measured values are equal, 1 or minus infinity.
     """
     left = float(np.sum((measured - predicted) ** 2))
     total = float(np.sum((measured - measured.mean()) ** 2))
@@ -229,7 +236,7 @@ def _checked(x: ArrayLike, y: ArrayLike, form: str | None) -> tuple[Floats, Floa
         raise ValueError(msg)
     for name, given in (("x", places), ("y", values)):
         if not (np.isfinite(given).all() and (given > 0.0).all()):
-            msg = f"{name} is {given.tolist()}: every value has to be positive, finite"
+            msg = f"{name} is {given.tolist()}: each value must be positive and finite"
             raise ValueError(msg)
     n_places = len(np.unique(places))
     if n_places < 2:
@@ -239,7 +246,7 @@ def _checked(x: ArrayLike, y: ArrayLike, form: str | None) -> tuple[Floats, Floa
         msg = f"form is {form!r}: give {LINE!r}, {KNEE!r} or None"
         raise ValueError(msg)
     if form == KNEE and n_places < _KNEE_POINTS:
-        msg = f"a knee needs {_KNEE_POINTS} batch sizes, not {n_places}"
+        msg = f"a knee needs {_KNEE_POINTS} different batch sizes, got {n_places}"
         raise ValueError(msg)
     return places, values
 
@@ -250,12 +257,12 @@ def _at(series: Series, x: Floats) -> Floats:
 
 
 def _best_line(x: Floats, y: Floats, intercept: float | None = None) -> Series:
-    """Return the line of least relative squares that does not fall.
+    """Return the line of least relative squares with a slope of at least 0.
 
     Args:
-        x: (n,) places.
-        y: (n,) positive values.
-        intercept: What it is at 0; None where that is free.
+        x: (n,) Batch sizes.
+        y: (n,) Positive values.
+        intercept: The fixed value at 0; None to fit it.
     """
     weights = 1.0 / (y * y)
     if intercept is not None:
@@ -265,7 +272,7 @@ def _best_line(x: Floats, y: Floats, intercept: float | None = None) -> Series:
     mean_x, mean_y = weights @ x / total, weights @ y / total
     away = x - mean_x
     spread = (weights * away) @ away
-    # Of one place only the level is known.
+    # One batch size determines only the level.
     is_spread = spread > 1e-18 * (weights @ (x * x))
     rise = float((weights * away) @ (y - mean_y))
     slope = max(0.0, rise / float(spread)) if is_spread else 0.0
@@ -273,11 +280,11 @@ def _best_line(x: Floats, y: Floats, intercept: float | None = None) -> Series:
 
 
 def _best_knee(x: Floats, y: Floats) -> Series:
-    """Return the knee of least relative squares that does not fall.
+    """Return the knee of least relative squares with a slope of at least 0.
 
-    The least is found exactly: either the knee is at a measured place, where what is
-    left to fit is a line, or it lies between two, where the floor and the line are
-    fitted apart and have to meet there.
+    The minimum is exact. Either the knee is at a measured batch size, and the rest is
+    the fit of a line. Or it lies between two: then floor and line are fitted
+    separately, and must meet there.
     """
 
     def squares(series: Series) -> float:
@@ -299,7 +306,7 @@ def _knees(x: Floats, y: Floats) -> Iterator[Series]:
 
 
 def _left_out(fit: _Fitter, x: Floats, y: Floats) -> float:
-    """Return the mean relative error at batches left out; nan of fewer than three."""
+    """Return the mean relative error at left-out batches; nan for less than three."""
     places = np.unique(x)
     if len(places) < _KNEE_POINTS - 1:
         return math.nan
@@ -311,19 +318,19 @@ def _left_out(fit: _Fitter, x: Floats, y: Floats) -> float:
 
 
 def _why_refused(series: Series, n_places: int, tolerance: float) -> str:
-    """Return why a series is refused; empty where it is not."""
+    """Return why a series is refused; empty if it is not."""
     if n_places < _KNEE_POINTS - 1:
         return (
-            f"{n_places} batch sizes leave none to check a line with: measure "
-            f"{_KNEE_POINTS} or more"
+            f"{n_places} batch sizes are too few to check a line: measure at least "
+            f"{_KNEE_POINTS}"
         )
     if series.loo_error <= tolerance:
         return ""
-    what = "no line explains it" if series.slope > 0.0 else "it falls while x grows"
+    what = "no line fits" if series.slope > 0.0 else "it falls as the batch grows"
     return (
-        f"{what}: points left out are missed by {series.loo_error:.0%} on average, "
-        f"more than {tolerance:.0%} (R² {series.r2:.2f} over {n_places} batch "
-        f"sizes, {series.lowest:g} to {series.highest:g})"
+        f"{what}: the mean error at left-out points is {series.loo_error:.0%}, more "
+        f"than {tolerance:.0%} (R² {series.r2:.2f} over {n_places} batch sizes, "
+        f"{series.lowest:g} to {series.highest:g})"
     )
 
 
@@ -331,50 +338,56 @@ def _why_refused(series: Series, n_places: int, tolerance: float) -> str:
 
 
 class Best(NamedTuple):
-    """The most throughput that a memory allows."""
+    """The best throughput in a given memory."""
 
     batch: float
-    """Samples a step; 0 where none fits, infinite where memory does not grow."""
+    """Samples a step; 0 if none fits, infinite if memory does not grow with them."""
     samples_per_second: float
 
 
 @dataclass(frozen=True, slots=True)
 class MethodModel:
-    """What a step takes by its batch, under one method. Batches need not be whole."""
+    """Memory and time of a step as functions of the batch, under one method.
+
+    Source: the lines of PAPAYA (see `compare`). A batch need not be a whole number.
+    """
 
     name: str
+    """The name of the method."""
     memory: Series
-    """Bytes at the peak."""
+    """The peak of a step in bytes."""
     seconds: Series
-    """Of a whole step."""
+    """The time of a step in seconds."""
 
     @property
     def refused(self) -> str:
-        """Why nothing may be said from it, in words; empty where something may."""
+        """Why the model may not be used; empty if it may."""
         parts = (("memory", self.memory), ("time", self.seconds))
-        said = (f"{self.name}'s {what}: {s.refused}" for what, s in parts if s.refused)
-        return "; ".join(said)
+        found = (f"{self.name}'s {what}: {s.refused}" for what, s in parts if s.refused)
+        return "; ".join(found)
 
     def largest_batch(self, memory_bytes: float) -> float:
-        """Return the largest batch that fits.
+        """Return the largest batch that fits, in samples.
 
         Args:
-            memory_bytes: What there is; leave room for fragmentation (the source takes
-                0.8 of the device).
+            memory_bytes: The memory. Leave some free for fragmentation (PAPAYA uses 0.8
+                of the device).
 
         Returns:
-            Samples; 0 where less than one fits, infinite where memory does not grow.
+            The batch; 0 if less than one sample fits, infinite if memory does not grow.
         """
         batch = self.memory.inverse(memory_bytes)
         return batch if batch >= 1.0 - _ROUNDING else 0.0
 
     def best_throughput(self, memory_bytes: float) -> Best:
-        """Return the batch with the most samples a second, of those that fit.
+        """Return the batch that fits and has the most samples a second.
 
-        That is the largest as long as a step has fixed time. Without (a line that is
-        negative at 0, a knee beyond which a sample costs more than at it) it is the
-        smallest beyond the knee, or the smallest measured: between those throughput
-        only rises or only falls.
+        If a step has a fixed time, this is the largest batch that fits. If the line is
+        negative at 0, it may be the batch at the knee or the smallest measured one:
+        between these the throughput is monotonic.
+
+        Args:
+            memory_bytes: The memory, as for `largest_batch`.
         """
         largest = self.largest_batch(memory_bytes)
         if largest <= 0.0:
@@ -386,7 +399,7 @@ class MethodModel:
         return found
 
     def _rate(self, batch: float) -> float:
-        """Return samples a second; 0 where the model's seconds are not positive."""
+        """Return samples a second; 0 if the predicted seconds are not positive."""
         if math.isinf(batch):
             slope = self.seconds.slope
             return 1.0 / slope if slope > 0.0 else math.inf
@@ -395,14 +408,19 @@ class MethodModel:
 
 
 def p_score(plain: MethodModel, method: MethodModel) -> float:
-    """Return the bytes a sample saves for each second a sample costs more.
+    """Return PAPAYA's p-score: the bytes saved for each second that the method costs.
 
-    `method` raises the best throughput exactly if this is above `p_point`, as far as
-    both take as much where there is no sample: the same bytes and the same seconds.
+    Both are for one sample. `method` raises the best throughput exactly if its p-score
+    is above `p_point`, provided that both methods have the same constants: the same
+    bytes and seconds without a sample.
+
+    Args:
+        plain: The model without the method.
+        method: The model with the method.
 
     Returns:
-        Infinite where memory is saved at no cost; nan where a sample takes more memory
-        and less time, for which the rule was not made.
+        Bytes for each second; infinite if memory is saved without cost; nan if a sample
+        takes more memory and less time, to which the rule does not apply.
 
     Raises:
         ValueError: A series is not a line.
@@ -418,9 +436,13 @@ def p_score(plain: MethodModel, method: MethodModel) -> float:
 
 
 def p_point(plain: MethodModel, memory_bytes: float) -> float:
-    """Return the free bytes for each second of fixed time in a step.
+    """Return PAPAYA's p-point: the free bytes for each second of a step's fixed time.
 
-    Infinite where a step has no fixed time: then nothing is won by larger batches.
+    It is infinite if a step has no fixed time: then larger batches gain nothing.
+
+    Args:
+        plain: The model without a method.
+        memory_bytes: The memory.
 
     Raises:
         ValueError: A series is not a line.
@@ -434,29 +456,32 @@ def _check_lines(*models: MethodModel) -> None:
     for model in models:
         if KNEE in (model.memory.form, model.seconds.form):
             msg = (
-                f"{model.name} has a knee, and the p-score is of lines: fit it with "
-                "form='line', or use compare, which needs none"
+                f"{model.name} has a knee, and the p-score is defined for lines: fit "
+                "it with form='line', or use compare, which takes both"
             )
             raise ValueError(msg)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What a method does to the best throughput within a memory."""
+    """Whether a method raises the best throughput in a given memory."""
 
     plain_batch: float
-    """The largest batch that fits, in samples; 0 where none does."""
+    """The largest batch that fits without the method, in samples; 0 if none does."""
     method_batch: float
+    """The largest batch that fits with the method."""
     plain_best: Best
+    """The best throughput without the method."""
     method_best: Best
+    """The best throughput with the method."""
     refused: str
-    """Why there is no verdict, in words; empty where there is one."""
+    """Why there is no verdict; empty if there is one."""
 
     @property
     def ratio(self) -> float:
-        """The method's best throughput ÷ plain's.
+        """The method's best throughput divided by the plain one.
 
-        Infinite where only the method fits, nan where neither does.
+        It is infinite if only the method fits, and nan if neither does.
         """
         mine = self.method_best.samples_per_second
         theirs = self.plain_best.samples_per_second
@@ -466,29 +491,33 @@ class Verdict:
 
     @property
     def pays(self) -> bool | None:
-        """Whether the method is faster at its best; None where there is no verdict."""
+        """Whether the method's best throughput is higher; None without a verdict."""
         return None if self.refused else self.ratio > 1.0
 
 
 def compare(plain: MethodModel, method: MethodModel, memory_bytes: float) -> Verdict:
-    """Say whether a method raises the best throughput within a memory.
+    """Return whether a method raises the best throughput in a given memory.
+
+    Source: Liu et al., "An Evaluation of Memory Optimization Methods for Training
+    Neural Networks" (PAPAYA). Unlike `p_score` it does not assume that both methods
+    have the same constants.
 
     Args:
-        plain: Without it.
-        method: With it.
-        memory_bytes: What there is for both.
+        plain: The model without the method.
+        method: The model with the method.
+        memory_bytes: The memory, the same for both.
     """
     bests = [model.best_throughput(memory_bytes) for model in (plain, method)]
     beyond = max(_beyond(plain, bests[0]), _beyond(method, bests[1]))
     reasons = [model.refused for model in (plain, method) if model.refused]
     if beyond > REACH:
         reasons.append(
-            f"its batches ({bests[0].batch:g} plain, {bests[1].batch:g} with "
-            f"{method.name}) lie {beyond:.1f} times beyond what was "
-            f"measured, more than {REACH:g}: measure nearer to them"
+            f"the best batches ({bests[0].batch:g} plain, {bests[1].batch:g} with "
+            f"{method.name}) are {beyond:.1f} times the largest measured one, more "
+            f"than {REACH:g}: measure larger batches"
         )
     if bests[0].batch == bests[1].batch == 0.0:
-        reasons.append(f"not one sample fits into {memory_bytes:.0f} bytes")
+        reasons.append(f"not a single sample fits into {memory_bytes:.0f} bytes")
     return Verdict(
         plain_batch=plain.largest_batch(memory_bytes),
         method_batch=method.largest_batch(memory_bytes),
@@ -499,7 +528,7 @@ def compare(plain: MethodModel, method: MethodModel, memory_bytes: float) -> Ver
 
 
 def _beyond(model: MethodModel, best: Best) -> float:
-    """Return how many times a batch is outside of what was measured; 1 inside."""
+    """Return by which factor a batch is outside of the measured ones; 1 inside."""
     if best.batch == 0.0:
         return 1.0
     least = max(model.memory.lowest, model.seconds.lowest)

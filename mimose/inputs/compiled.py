@@ -43,10 +43,9 @@ from mimose.torch_private import (
 )
 
 WHY_NOT_WHOLE = (
-    "a plan decides layer by layer, and inside of one compiled graph there are no "
-    "layers. Compile the layers instead, before attaching: `for layer in layers: "
-    "layer.compile()` (accelerate: use_regional_compilation=True), or train without "
-    "torch.compile"
+    "mimose plans layer by layer, and a single compiled graph has no layers. Compile "
+    "the layers instead, before you attach: `for layer in layers: layer.compile()` "
+    "(accelerate: use_regional_compilation=True), or train without torch.compile"
 )
 SCRIPTED = (
     "it runs TorchScript, which may save other tensors each time that it runs; "

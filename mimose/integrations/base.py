@@ -1,4 +1,4 @@
-"""What the callbacks of all trainers do alike: they keep a session."""
+"""The common base of the trainers' callbacks: it holds a session."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _log = logging.getLogger(__name__)
 
 _owners: weakref.WeakKeyDictionary[nn.Module, SessionCallback]
 _owners = weakref.WeakKeyDictionary()
-"""Which callback's session has a module."""
+"""The callback whose session is attached to a module."""
 
 
 class SessionCallback:
-    """Attaches to a module for a training, and remembers what was learned.
+    """Attaches to a module during a training, and keeps what was learned.
 
     Args:
         budget: As for `mimose.attach`.
-        options: All others of `mimose.attach`.
+        options: All other arguments of `mimose.attach`.
 
     Raises:
-        TypeError: `mimose.attach` has no such option.
+        TypeError: `mimose.attach` has no such argument.
 
     Attributes:
-        session: The session of the running training, or of the last; None before.
-        learned: What a session knew when a checkpoint was written or training ended.
+        session: The session of the present training, or of the last one; None before.
+        learned: The state of the session at the last checkpoint or the end of training.
     """
 
     _not_copied: ClassVar[tuple[str, ...]] = (
         *("session", "_metrics", "_attached_to", "_sampler"),
     )
-    """Left out of copies and pickles: a copy of the callback has trained nothing."""
+    """Not in copies and pickles, because a copy of the callback has trained nothing."""
 
     def __init__(
         self, budget: Budget | Callable[[], Budget], options: Mapping[str, Any]
@@ -59,21 +59,21 @@ class SessionCallback:
         self._metrics: MetricsReader | None = None
         self._attached_to: nn.Module | None = None
         self._sampler: BatchSampler | None = None
-        """Of the running training, where its batches are drawn by one of ours."""
+        """The training's sampler, if it is a `BatchSampler`."""
         self._trained = 0, 0
-        """An epoch, and its batches that were trained; a loader may be ahead."""
+        """The epoch, and how many of its batches were trained; a loader draws ahead."""
         self._batches: dict[str, Any] | None = None
-        """What a sampler knew when the last checkpoint was written."""
+        """The sampler's state at the last checkpoint."""
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the session out."""
         return {**self.__dict__, **dict.fromkeys(self._not_copied)}
 
     def begin_attempts(self, *, is_new: bool = False) -> Attempts | None:
-        """Begin the attempts at a step, each run again if it fails; None: not attached.
+        """Begin a step that may be repeated; None if no session is attached.
 
         Args:
-            is_new: Whether the session was made in the midst of the step.
+            is_new: Whether the session was made during the step.
         """
         if self.session is None or self._attached_to is None:
             return None
@@ -82,9 +82,9 @@ class SessionCallback:
     def _attach(
         self, model: nn.Module, layers: Any, saved: Mapping[str, Any] | None = None
     ) -> None:
-        """Attach, and go on with what was learned by this callback or before it."""
+        """Attach, and load what this callback or a checkpoint has learned."""
         owner = _owners.get(model)
-        if owner is not None:  # of a trainer that came to no end
+        if owner is not None:  # its trainer was interrupted
             owner.detach()
         session = attach(model, self._budget, **{**self._options, "layers": layers})
         self.session, self._attached_to = session, model
@@ -93,13 +93,13 @@ class SessionCallback:
         self._recall(self.learned or saved)
 
     def _draw(self, loader: Any) -> bool:
-        """Have batches drawn by the session, if a loader's sampler is a `BatchSampler`.
+        """Give the session to a loader's sampler if that is a `BatchSampler`.
 
         Args:
-            loader: The training's.
+            loader: The training's loader.
 
         Returns:
-            Whether it is.
+            Whether it is one.
         """
         sampler = getattr(loader, "batch_sampler", None)
         self._sampler = sampler if isinstance(sampler, BatchSampler) else None
@@ -121,7 +121,7 @@ class SessionCallback:
             self._trained = now, (n_trained if now == epoch else 0) + 1
 
     def _drawn(self) -> dict[str, Any] | None:
-        """Return where in its epoch the training is; None where no sampler is ours."""
+        """Return the sampler's state; None without a `BatchSampler`."""
         if self._sampler is not None:
             self._batches = self._sampler.state_dict(self._trained[1])
         return self._batches
@@ -132,21 +132,25 @@ class SessionCallback:
         try:
             self.session.load_state_dict(learned)
         except StateMismatchError as error:
-            _log.warning("mimose: what was learned is of no use here: %s", error)
+            _log.warning(
+                "mimose: the state in the checkpoint cannot be used here, and the "
+                "session learns anew: %s",
+                error,
+            )
 
     def _remember(self) -> dict[str, Any] | None:
-        """Return what was learned, up to now."""
+        """Return what was learned so far."""
         if self.session is not None and self._attached_to is not None:
             self.learned = self.session.state_dict()
         return self.learned
 
-    def _tell(self) -> None:
-        """Say in one line how the training went."""
+    def _log_report(self) -> None:
+        """Log the session's report."""
         if self.session is not None and self._attached_to is not None:
             _log.info("%s", self.session.report())
 
     def detach(self) -> None:
-        """Give the module back as it was; `session` can still be read."""
+        """Restore the module. `session` stays readable."""
         self._remember()
         if self.session is not None and self._attached_to is not None:
             self.session.detach()

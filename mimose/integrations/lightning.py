@@ -1,26 +1,25 @@
-"""A callback for Lightning's Trainer: one line, and it trains in a budget.
+"""A callback for Lightning's Trainer, which trains within a memory budget.
 
 It works with `lightning.pytorch` and with `pytorch_lightning`, whichever is installed.
 
 Note: [The root]
 A step is one forward of a module, the root. Lightning calls `training_step`, which may
-call the LightningModule itself, or a model in it, or two, and it is not known which
-before it does: so the callback does not guess. When training starts it looks for the
-layers, and watches the forwards of all modules that hold some. The first of them that
-is called in training mode, with grad enabled, is the root: the outermost one, for a
-module is called before those inside it. The session attaches in that call, and so even
-the first step is within the budget.
+call the LightningModule itself, or one or two models in it. Which ones is not known in
+advance, so the callback waits. When training starts, it finds the layers and watches
+the forwards of all modules that hold some. The first of them that is called in training
+mode, with grad enabled, is the root. This is the outermost one, because a module is
+called before the modules inside it. The session attaches in that call, so even the
+first step is within the budget.
 
-`training_step` itself is not taken for the root: it logs, appends to lists, and in
-manual optimization runs backwards and optimizers, so it must not be run again when a
-forward fails.
+`training_step` itself is not the root: it logs, appends to lists, and in manual
+optimization runs backwards and optimizers, so it must not run again if a forward fails.
 
 Note: [The closure]
 In automatic optimization Lightning makes a closure for each batch, which runs
-`training_step`, zeroes the gradients and runs the backward. It calls that itself where
-it accumulates, and else hands it to `optimizer_step` and the precision's plugin. So it
-is as it is made that it learns to repeat itself. A second run finds no gradients, so
-there is nothing to zero, and has logged before.
+`training_step`, zeroes the gradients and runs the backward. Lightning calls it directly
+in an accumulation, and else passes it to `optimizer_step` and the precision plugin. So
+the callback changes the closure when it is made, so that it can repeat itself. A second
+run finds no gradients to zero, and does not log again.
 """
 
 from __future__ import annotations
@@ -48,10 +47,10 @@ _log = logging.getLogger(__name__)
 
 
 def _installed() -> list[Any]:
-    """Import whichever is installed; a Trainer takes callbacks of its package.
+    """Import the installed packages; a Trainer takes callbacks of its own package.
 
     Raises:
-        ImportError: None is.
+        ImportError: Neither is installed.
     """
     found = []
     for name in ("lightning.pytorch", "pytorch_lightning"):
@@ -86,27 +85,27 @@ class MimoseCallback(SessionCallback, _Base):
         trainer = Trainer(callbacks=[MimoseCallback(budget="6GiB")])
         trainer.fit(model, data)
 
-    It attaches in the first training step, to the outermost module that holds layers
-    and that `training_step` calls: the LightningModule itself (``self(batch)``) or the
-    model in it (``self.model(batch)``). It detaches when training ends, however it
-    ends; validation passes through. `mimose/...` metrics (see
-    `mimose.report.metrics.MetricsReader`) reach `trainer.callback_metrics` and
-    the loggers every `log_every_n_steps`. What was learned is saved with each
-    checkpoint, and a run that is resumed from one plans from its first step on.
+    It attaches in the first training step, to the outermost module with layers that
+    `training_step` calls: the LightningModule itself (``self(batch)``) or the model in
+    it (``self.model(batch)``). It detaches when training ends or fails. Validation runs
+    without plans. Its metrics, named `mimose/...` (see
+    `mimose.report.metrics.MetricsReader`), go to `trainer.callback_metrics` and the
+    loggers every `log_every_n_steps`. It saves what it learned with each checkpoint,
+    and a resumed run plans from its first step.
 
     Args:
         budget: As for `mimose.attach`.
-        module: The name in the LightningModule of the module to attach to, where the
-            first that is called is not the one: ``"generator"``.
-        options: All others of `mimose.attach`. Names of `layers` are seen from
-            `module`, or else from the LightningModule.
+        module: The name of the module to attach to, as an attribute of the
+            LightningModule (``"generator"``), if it is not the first one called.
+        options: All other arguments of `mimose.attach`. Names in `layers` are relative
+            to `module`, or to the LightningModule without it.
 
     Raises:
-        TypeError: `mimose.attach` has no such option.
+        TypeError: `mimose.attach` has no such argument.
 
     Attributes:
-        session: The session of the running training, or of the last; None before the
-            first step.
+        session: The session of the present training, or of the last one; None before
+            the first step.
     """
 
     _not_copied = (*SessionCallback._not_copied, "_scouts", "_undo_repeats")
@@ -121,14 +120,14 @@ class MimoseCallback(SessionCallback, _Base):
         super().__init__(budget, options)
         self._name = module
         self._scouts: list[Patch] | None = None
-        """On the modules that may be the root, until it is found."""
+        """Patches on the modules that may be the root, until it is found."""
         self._undo_repeats: Callable[[], object] | None = None
         self._has_warned = False
 
     # ------------------------------------------------------------------ calls
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Refuse a `training_step` that is compiled, and so leaves nothing to plan.
+        """Check that `training_step` is not compiled as a whole.
 
         Raises:
             MimoseError: It is.
@@ -139,18 +138,18 @@ class MimoseCallback(SessionCallback, _Base):
             raise MimoseError(msg)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to watch for the root: see Note: [The root].
+        """Begin to watch for the root.
 
         Raises:
             NoUnitsError: No layers were found.
-            MimoseError: No module has the name that was given.
+            MimoseError: There is no module of the given name.
         """
         self.detach()
         self._has_warned, self._metrics = False, None
         top = pl_module if self._name is None else _module_named(pl_module, self._name)
         layers = self._options["layers"]
         found = [module for _, module in find_layers(top, layers)]
-        if layers is not None and self._name is None:  # names are others in the root
+        if layers is not None and self._name is None:  # names differ inside the root
             chosen = set(map(id, found))
 
             def layers(module: nn.Module) -> bool:
@@ -166,12 +165,12 @@ class MimoseCallback(SessionCallback, _Base):
             begin = self.begin_attempts
             self._undo_repeats = _repeat_closures(trainer, pl_module, begin)
         if self._draw(trainer.train_dataloader) and trainer.limit_train_batches == 1.0:
-            # A loader knows the length of one epoch at most: each goes to its end.
+            # The loader's length changes from epoch to epoch: run each to its end.
             trainer.fit_loop.max_batches = float("inf")
             if trainer.val_check_interval == 1.0:
                 trainer.val_check_batch = float("inf")
         if self._sampler is not None:
-            iter(trainer.fit_loop._data_fetcher)  # it has drawn a batch already
+            iter(trainer.fit_loop._data_fetcher)  # it had drawn a batch before
 
     def _scout(
         self,
@@ -181,7 +180,7 @@ class MimoseCallback(SessionCallback, _Base):
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run a module that may be the root: in training it is, and attached to."""
+        """Run a module that may be the root. If it trains, it is: attach to it."""
         if not (module.training and torch.is_grad_enabled()):
             return original(*args, **kwargs)
         self._stop_scouts()
@@ -193,14 +192,14 @@ class MimoseCallback(SessionCallback, _Base):
     def on_train_batch_end(
         self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Log the metrics, where the trainer writes what is logged."""
+        """Log the metrics whenever the trainer writes its logs."""
         del outputs, batch
         if self._scouts is not None and not self._has_warned:
             self._has_warned = True
             _log.warning(
-                "mimose: training_step called no module that holds layers, so nothing "
-                "is planned so far. Call the model, or self(batch), in training_step; "
-                "or name the module to plan for with MimoseCallback(module=...)"
+                "mimose: training_step called no module that holds layers, so this "
+                "training has no plans. Call the model, or self(batch), in "
+                "training_step, or name the module with MimoseCallback(module=...)"
             )
         self._count_batch()
         is_last = trainer.is_last_batch or 0 < trainer.max_steps <= trainer.global_step
@@ -212,10 +211,10 @@ class MimoseCallback(SessionCallback, _Base):
             pl_module.log_dict(self._metrics.read())
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Detach, and say in one line how it went."""
+        """Log the report, and detach."""
         del pl_module
         if trainer.is_global_zero:
-            self._tell()
+            self._log_report()
         self.detach()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: Any) -> None:
@@ -224,13 +223,13 @@ class MimoseCallback(SessionCallback, _Base):
         self.detach()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
-        """Detach where training ended in no other way."""
+        """Detach, if training ended in another way."""
         del trainer, pl_module
         if stage == "fit":
             self.detach()
 
     def detach(self) -> None:
-        """Give the module back as it was; `session` can still be read."""
+        """Restore the module. `session` stays readable."""
         self._stop_scouts()
         super().detach()
         if self._undo_repeats is not None:
@@ -246,18 +245,18 @@ class MimoseCallback(SessionCallback, _Base):
 
     @property
     def state_key(self) -> str:
-        """Tell the state apart from that of a callback for another module."""
+        """The key of the state in a checkpoint; it names the module."""
         name = type(self).__qualname__
         return name if self._name is None else f"{name}{{'module': {self._name!r}}}"
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was learned, ready for JSON; {} before the first step."""
+        """Return what was learned as plain JSON data; {} before the first step."""
         learned, batches = self._remember(), self._drawn()
         state = {"learned": learned, "batches": batches}
         return {name: value for name, value in state.items() if value is not None}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Take over what was learned before the checkpoint was written.
+        """Load what was learned before the checkpoint.
 
         Args:
             state_dict: What ``state_dict`` returned.
@@ -276,7 +275,7 @@ def _module_named(whole: nn.Module, name: str) -> nn.Module:
     if name not in modules:
         near = difflib.get_close_matches(name, modules)
         hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        msg = f"module: no module named {name!r} in {type(whole).__name__}{hint}"
+        msg = f"module: {type(whole).__name__} has no module named {name!r}{hint}"
         raise MimoseError(msg)
     return modules[name]
 
@@ -286,7 +285,7 @@ def _trained(module: nn.Module) -> list[bool]:
 
 
 def _holders(top: nn.Module, layers: Collection[nn.Module]) -> list[nn.Module]:
-    """Return the modules with a forward that layers are in, outermost first."""
+    """Return the modules that have a forward and hold layers, outermost first."""
     wanted = set(map(id, layers))
     return [
         module
@@ -300,17 +299,17 @@ def _holders(top: nn.Module, layers: Collection[nn.Module]) -> list[nn.Module]:
 # ------------------------------------------------------------------ repeated steps
 
 _MAKES = "_make_closure"
-"""The method of Lightning's loop that makes a closure. If it were another, no step of
-Lightning's would be run again."""
+"""The method of Lightning's loop that makes a closure. If Lightning renames it, steps
+are not repeated."""
 
 
 def _repeat_closures(
     trainer: Any, module: nn.Module, begin: Callable[..., Attempts | None]
 ) -> Callable[[], object]:
-    """Let a trainer's closures run again: see Note: [The closure].
+    """Let a trainer's closures repeat themselves: Note: [The closure].
 
     Returns:
-        What gives the trainer back as it was.
+        A function that restores the trainer.
     """
     loop: Any = trainer.fit_loop.epoch_loop.automatic_optimization
     make: Any = getattr(loop, _MAKES, None)
@@ -326,18 +325,18 @@ def _repeat_closures(
 
 
 class _Repeated:
-    """A closure's run, repeated if its backward fails; in place of the trainer's.
+    """Runs a closure, and repeats it if its backward fails.
 
     Args:
         made: The closure.
         module: The LightningModule.
-        begin: Begins the session's attempts at a step.
+        begin: Begins a step that may be repeated.
     """
 
     def __init__(
         self, made: Any, module: nn.Module, begin: Callable[..., Attempts | None]
     ) -> None:
-        self._made = weakref.ref(made)  # in a cycle it would hold the batch
+        self._made = weakref.ref(made)  # a cycle would keep the batch alive
         self._step_fn, self._zero_grad_fn = made._step_fn, made._zero_grad_fn
         self._module: Any = module
         self._begin = begin

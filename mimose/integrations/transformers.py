@@ -1,13 +1,13 @@
-"""A callback for the Trainer of transformers: one line, and it trains in a budget.
+"""A callback for the Trainer of transformers, which trains within a memory budget.
 
 Note: [Reaching the trainer]
-The trainer gives a callback neither itself nor a word of an exception, and by the time
-a callback sees the logs, the trainer's history and the loggers before it in the list
-have taken theirs. So the callback looks up, once a training, which handler is calling
-it and which trainer is calling that. It then moves to the front of the handler's list,
-so that what it adds to the logs reaches all, and wraps that trainer's `train`, so that
-an exception anywhere in it leaves the model as it was, and its `training_step`, in
-which a failed backward can be repeated.
+The trainer passes neither itself nor exceptions to its callbacks. And when a callback
+gets the logs, the trainer's history and the loggers before it in the list have read
+them already. So the callback finds in the call stack, once a training, the handler that
+calls it and the trainer that calls the handler. It moves to the front of the handler's
+list, so that all loggers get its metrics. It wraps the trainer's `train`, so that an
+exception restores the model, and its `training_step`, so that a failed backward can be
+repeated.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ _log = logging.getLogger(__name__)
 
 _REGIONAL = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
 _YES = ("1", "on", "t", "true", "y", "yes")
-"""What accelerate takes for a flag that is set."""
+"""The values of a set flag for accelerate."""
 _CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
-"""A trainer's setting, by its name and by the older one, which has the same value."""
+"""The new and the old name of a trainer's setting; both have the same value."""
 
 
 class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
@@ -60,32 +60,31 @@ class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
         trainer = Trainer(model, args, train_dataset=data,
                           callbacks=[MimoseCallback(budget="6GiB")])
 
-    It attaches when training begins and detaches when it ends, however it ends.
-    Evaluation and generation pass through. `mimose/...` metrics (see
-    `mimose.report.metrics.MetricsReader`) join the trainer's own in the console,
-    `log_history` and every `report_to` integration. What was learned is saved with
-    each checkpoint, and a run that is resumed from one plans from its first step on.
+    It attaches when training begins, and detaches when training ends or fails.
+    Evaluation and generation run without plans. Its metrics, named `mimose/...` (see
+    `mimose.report.metrics.MetricsReader`), appear with the trainer's own in the
+    console, in `log_history` and in every `report_to` integration. It saves what it
+    learned with each checkpoint, and a resumed run plans from its first step.
 
     Args:
         budget: As for `mimose.attach`.
-        module: What to attach to, where the model's own forward is not a step: a loss
-            that holds the model and calls it several times.
-        is_restored: Take the arguments of the callback that was made last. A trainer
-            that restores callbacks from a checkpoint makes them so: JSON cannot hold
-            all arguments.
-        options: All others of `mimose.attach`, such as `layers`. With
-            ``on_infeasible="warn"`` it also trains on, without any plan, where the
-            model has no layers to plan for.
+        module: The module to attach to, if one forward of the model is not a whole
+            step: a loss that holds the model and calls it several times.
+        is_restored: For the trainer only, which restores callbacks from a checkpoint:
+            use the arguments of the callback that was made last, because JSON cannot
+            hold all arguments.
+        options: All other arguments of `mimose.attach`, such as `layers`. With
+            ``on_infeasible="warn"`` a model without layers is trained without plans.
 
     Raises:
-        TypeError: `mimose.attach` has no such option.
+        TypeError: `mimose.attach` has no such argument.
 
     Attributes:
-        session: The session of the running training, or of the last; None before.
+        session: The session of the present training, or of the last one; None before.
     """
 
     _last: ClassVar[Any] = None
-    """The arguments of the callback made last; no model is kept alive by them."""
+    """The arguments of the callback that was made last. They keep no model alive."""
 
     def __init__(
         self,
@@ -106,7 +105,12 @@ class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
     # ------------------------------------------------------------------ calls
 
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Refuse a trainer whose settings leave nothing to plan; guard its `train`."""
+        """Check the trainer's settings, and wrap its `train`.
+
+        Raises:
+            CheckpointingConflictError: Its own checkpointing is switched on.
+            MimoseError: It compiles the model as a whole.
+        """
         del state, control, kwargs
         _raise_if_conflicting(args)
         _, trainer = _callers()
@@ -116,7 +120,11 @@ class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
     def on_train_begin(
         self, args: Any, state: Any, control: Any, **kwargs: Any
     ) -> None:
-        """Attach to the model, or go on where the trainer has begun anew."""
+        """Attach to the model, unless the trainer has only restarted its loop.
+
+        Raises:
+            MimoseError: As for `mimose.attach`.
+        """
         del control
         _raise_if_conflicting(args)
         handler, trainer = _callers()
@@ -129,7 +137,7 @@ class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
             model = _root_of(self._root, model)
         saved = _saved_state(state, type(self).__name__)
         self._batches = saved.get("batches") if state.global_step else None
-        if self._attached_to is model:  # begun again, with smaller batches
+        if self._attached_to is model:  # restarted, with smaller batches
             self._draw(kwargs.get("train_dataloader"))
             return
         self.detach()
@@ -140,7 +148,7 @@ class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
             raises = self._options.get("on_infeasible", "raise") == "raise"
             if raises or self._options["layers"] is not None:
                 raise
-            _log.warning("mimose: this training is not planned: %s", error)
+            _log.warning("mimose: this training runs without plans: %s", error)
         self._draw(kwargs.get("train_dataloader"))
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
@@ -158,7 +166,7 @@ class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Add the metrics to what is logged, and to the history."""
+        """Add the metrics to the logs and to the history."""
         del args, control, kwargs
         if logs is None or self._metrics is None:
             return
@@ -169,46 +177,45 @@ class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
             history[-1].update(fresh)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Detach, and say in one line how it went."""
+        """Log the report, and detach."""
         del args, control, kwargs
         if state.is_world_process_zero:
-            self._tell()
+            self._log_report()
         self.detach()
 
     def state(self) -> dict[str, Any]:
-        """Return what was learned, ready for JSON."""
+        """Return what was learned as plain JSON data."""
         attributes = {"learned": self._remember(), "batches": self._drawn()}
         return {"args": {"is_restored": True}, "attributes": attributes}
 
 
 def _raise_if_conflicting(args: Any) -> None:
-    """Raise where a second owner would decide what is recomputed.
+    """Make sure that nothing else decides what is recomputed.
 
     Raises:
         CheckpointingConflictError: The trainer's own checkpointing is switched on.
-        MimoseError: The model is to be compiled.
+        MimoseError: The trainer compiles the model as a whole.
     """
     kind = type(args).__name__
     for name in _CHECKPOINTING:
         if getattr(args, name, False):
             msg = (
-                f"{kind} has {name}=True (perhaps by default), and MimoseCallback "
-                f"decides what is recomputed, too: set {kind}(..., {name}=False), and "
-                f"mimose recomputes what it must"
+                f"{kind} has {name}=True (perhaps by default), but with MimoseCallback "
+                f"mimose decides what is recomputed: set {kind}(..., {name}=False)"
             )
             raise CheckpointingConflictError(msg)
     is_regional = os.environ.get(_REGIONAL, "").lower() in _YES
     if getattr(args, "torch_compile", False) and not is_regional:
         msg = (
-            f"TrainingArguments(torch_compile=True) compiles the model as a whole, and "
-            f"{WHY_NOT_WHOLE}; with a Trainer, set the environment variable "
-            f"{_REGIONAL}=1"
+            f"TrainingArguments(torch_compile=True) compiles the model as a whole: "
+            f"{WHY_NOT_WHOLE}. With a Trainer, the environment variable "
+            f"{_REGIONAL}=1 compiles layer by layer"
         )
         raise MimoseError(msg)
 
 
 def _running(trainer: Trainer | None, model: nn.Module) -> nn.Module:
-    """Return what a trainer runs: the model, or its copy with compiled layers."""
+    """Return the model that the trainer runs: it may be a copy with compiled layers."""
     wrapped = None if trainer is None else trainer.model_wrapped
     if wrapped is not None and vars(wrapped).get(COMPILED_MODULE) is model:
         return wrapped
@@ -216,7 +223,7 @@ def _running(trainer: Trainer | None, model: nn.Module) -> nn.Module:
 
 
 def _root_of(root: nn.Module, model: nn.Module) -> nn.Module:
-    """Return the module that was given, if it holds what the trainer trains.
+    """Return the given module, if it holds the model of the trainer.
 
     Raises:
         MimoseError: It does not.
@@ -224,15 +231,15 @@ def _root_of(root: nn.Module, model: nn.Module) -> nn.Module:
     if all(module is not model for module in root.modules()):
         msg = (
             f"MimoseCallback(module=...): the {type(root).__name__} does not hold the "
-            f"{type(model).__name__} that is trained; give the loss that the trainer "
-            f"calls, made with its model"
+            f"{type(model).__name__} that the trainer trains: give the loss module "
+            f"that the trainer calls, built around that model"
         )
         raise MimoseError(msg)
     return root
 
 
 def _saved_state(state: Any, name: str) -> Mapping[str, Any]:
-    """Return what a callback of this name has saved with the checkpoint, if any."""
+    """Return the state of a callback in the checkpoint; empty if there is none."""
     saved = (state.stateful_callbacks or {}).get(name)
     if isinstance(saved, list):
         saved = saved[-1] if saved else None
@@ -251,32 +258,32 @@ def fill_budget(
     max_tokens: int | None = None,
     **options: Any,
 ) -> type[Trainer]:
-    """Make a Trainer whose batches have as many rows as their lengths allow.
+    """Return a Trainer class whose batches have as many rows as the budget allows.
 
     ::
 
         trainer = fill_budget(Trainer, "6GiB")(model, args, train_dataset=data)
 
-    It has a `MimoseCallback`, and trains on batches of a `mimose.BatchSampler` in place
-    of ``per_device_train_batch_size`` rows. Evaluation is as before. How many batches
-    an epoch has is not known before, so ``max_steps`` has to be set. A run that
-    is resumed goes on behind the last batch trained; the trainer's own skipping is
-    switched off (``ignore_data_skip``).
+    The class adds a `MimoseCallback`, and trains on the batches of a
+    `mimose.BatchSampler` instead of ``per_device_train_batch_size`` rows. Evaluation
+    does not change. Set ``max_steps``, because the number of batches in an epoch is not
+    known in advance. A resumed run continues after the last trained batch; the
+    trainer's own skipping is switched off (``ignore_data_skip``).
 
     Args:
         trainer_class: `Trainer`, or a class derived from it.
         budget: As for `mimose.attach`.
-        lengths: As for `mimose.BatchSampler`. None: the dataset's column of lengths
-            (``length_column_name``), or the lengths of its inputs and of labels that
-            have other lengths.
+        lengths: (n_samples,) As for `mimose.BatchSampler`. None to read the dataset's
+            column of lengths (``length_column_name``), or to measure its inputs, and
+            its labels if these have other lengths.
         max_rows: As for `mimose.BatchSampler`.
         max_tokens: As for `mimose.BatchSampler`.
-        options: All others of `MimoseCallback`.
+        options: All other arguments of `MimoseCallback`.
 
     Returns:
-        The class; its ``get_train_dataloader`` raises `MimoseError` where ``max_steps``
-        is not set, gradients are accumulated, the dataset is iterable, or accelerate
-        dispatches batches.
+        The class. Its ``get_train_dataloader`` raises `MimoseError` if ``max_steps`` is
+        not set, gradients are accumulated, the dataset is iterable, accelerate
+        dispatches batches, or no lengths are found.
     """
 
     class Filling(trainer_class):  # type: ignore[valid-type,misc]
@@ -316,22 +323,31 @@ def fill_budget(
 
 
 class _Unsized(DataLoader[Any]):
-    """A loader whose epoch trainers run to its end.
+    """A loader without a length.
 
-    Trainers of older transformers ask for its length once, and leave out what comes
-    behind that many batches.
+    The Trainer of older transformers reads the length once, and skips later batches.
     """
 
     def __len__(self) -> int:
-        msg = "how many batches an epoch has is known at its end"
+        msg = (
+            "the number of batches in an epoch is not known before its end, because "
+            "their rows follow the budget: set TrainingArguments(max_steps=...)"
+        )
         raise TypeError(msg)
 
 
 def _raise_if_unfillable(trainer: Any, loader: Any) -> None:
-    """Raise where a trainer's batches cannot be drawn by lengths."""
+    """Make sure that a trainer's batches can be drawn by length.
+
+    Raises:
+        MimoseError: A setting forbids it.
+    """
     msg = ""
     if isinstance(loader.dataset, IterableDataset):
-        msg = "its train_dataset is iterable: rows of like lengths cannot be looked up"
+        msg = (
+            "the train_dataset is iterable, so samples cannot be chosen by their "
+            "length: give a dataset with an index (a map-style one)"
+        )
     elif trainer.accelerator.dispatch_batches:
         msg = (
             "accelerate dispatches batches from one process: set "
@@ -339,15 +355,15 @@ def _raise_if_unfillable(trainer: Any, loader: Any) -> None:
         )
     elif trainer.args.gradient_accumulation_steps > 1:
         msg = (
-            "what an epoch's last batches accumulate would go on to the next epoch's "
-            "first step, as the trainer does not know which batch is the last: set "
-            "TrainingArguments(gradient_accumulation_steps=1); batches are as large as "
-            "the budget holds, or as max_rows and max_tokens allow"
+            "gradients cannot be accumulated, because the trainer does not know which "
+            "batch is the last of an epoch: set "
+            "TrainingArguments(gradient_accumulation_steps=1). Batches are as large as "
+            "the budget allows; limit them with max_rows or max_tokens"
         )
     elif trainer.args.max_steps <= 0:
         msg = (
-            "how many batches an epoch has depends on what fits, and the schedule of "
-            "the learning rate needs to know the steps: set "
+            "the number of batches in an epoch depends on what fits, but the learning "
+            "rate schedule needs the number of steps: set "
             "TrainingArguments(max_steps=...)"
         )
     if msg:
@@ -362,8 +378,9 @@ def _lengths(trainer: Any) -> Any:
     inputs = getattr(trainer.model, "main_input_name", "input_ids")
     if inputs not in dataset[0]:
         msg = (
-            f"fill_budget: samples have no {inputs!r} whose length could be read, and "
-            f"the dataset has no column {column!r}: give lengths=[...]"
+            f"fill_budget: the length of samples is not known, because they have no "
+            f"{inputs!r} and the dataset has no column {column!r}: give lengths=[...], "
+            f"one integer for each sample"
         )
         raise MimoseError(msg)
     names, labels = [inputs], dataset[0].get("labels")
@@ -379,7 +396,7 @@ def _lengths(trainer: Any) -> Any:
 
 
 def _callers() -> tuple[CallbackHandler | None, Trainer | None]:
-    """Find the handler that calls a callback, and the trainer that calls it."""
+    """Find the handler that calls this callback, and the trainer that calls it."""
     handler: CallbackHandler | None = None
     frame = inspect.currentframe()
     while frame is not None:
@@ -393,11 +410,10 @@ def _callers() -> tuple[CallbackHandler | None, Trainer | None]:
 
 
 def _guard(trainer: Any) -> None:
-    """Let an exception in a trainer's `train` detach its callbacks; repeat its steps.
+    """Wrap a trainer's `train` and `training_step`: Note: [Reaching the trainer].
 
     Args:
-        trainer: Its own attributes are set; a training that runs already is guarded
-            step by step.
+        trainer: The trainer. If it is training already, only its steps are wrapped.
     """
     if isinstance(trainer.train, _Replaced):
         return
@@ -408,14 +424,14 @@ def _guard(trainer: Any) -> None:
 
 
 class _Replaced:
-    """A trainer's method, and what runs in its place.
+    """Replaces a method of a trainer.
 
-    It does not keep the trainer alive, and a copy of the trainer gets its own.
+    It does not keep the trainer alive. A copy of the trainer gets its own replacement.
 
     Args:
         trainer: The trainer.
-        name: The method's.
-        run: Called with this and a call's arguments.
+        name: The name of the method.
+        run: Runs in place of the method. Gets this object and the call's arguments.
     """
 
     def __init__(self, trainer: Any, name: str, run: Callable[..., Any]) -> None:
@@ -448,7 +464,7 @@ class _Replaced:
 
 
 def _guarded(replaced: _Replaced, *args: Any, **kwargs: Any) -> Any:
-    """Run a trainer's method, and detach the callbacks where it raises."""
+    """Run a trainer's method, and detach the callbacks if it raises."""
     try:
         return replaced.method(*args, **kwargs)
     except BaseException:
@@ -460,9 +476,9 @@ def _guarded(replaced: _Replaced, *args: Any, **kwargs: Any) -> Any:
 def _repeated(
     replaced: _Replaced, model: Any, inputs: Any, *args: Any, **kwargs: Any
 ) -> Any:
-    """Run a trainer's step on one batch; again, if another plan helps its backward.
+    """Run a trainer's step on one batch, and repeat it if its backward fails.
 
-    That is where one process trains and no gradients are there yet.
+    It is repeated only if one process trains and there are no gradients yet.
     """
     trainer: Any = replaced.trainer()
     kind = getattr(trainer.accelerator, "distributed_type", None)
@@ -472,7 +488,7 @@ def _repeated(
         return replaced.method(model, inputs, *args, **kwargs)
     step = TrainersStep(model, attached[0])
     step.note_gradients()
-    given = [copy.copy(inputs)]  # a step may take out of it what it has used
+    given = [copy.copy(inputs)]  # a step may remove items from its inputs
 
     def attempt() -> Any:
         again = given[0] if step.n_failed else inputs

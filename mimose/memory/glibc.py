@@ -1,19 +1,18 @@
-"""Making glibc's heap give freed memory back, so that the resident set can be read.
+"""Makes glibc return freed memory to the system, so that the resident set is useful.
 
 Note: [The allocator's thresholds]
-glibc keeps what is freed, and readings of the resident set then mean nothing. Two
-`mallopt` thresholds of 64 KiB make it give every larger block back. They hold for
-the whole process and stay after the session; steps take longer for it (page
-faults), so in a comparison every strategy has to run with them.
+glibc keeps freed memory, so the resident set would not show what is in use. Two
+`mallopt` thresholds of 64 KiB make it return every larger block to the system. They
+apply to the whole process and stay after the session. Steps take longer with them (page
+faults), so in a comparison every strategy must run with them.
 
 Note: [Holes]
-The heap has large holes: left from training before the thresholds were set, or, between
-any two steps, where the gradients of small weights and the nodes of the graph were.
-malloc serves from them first, whatever the thresholds, and what is freed into them
-stays resident: what a step of 80 MiB grew by was read as anything from 0 to 90. So
-holes of 64 KiB and more are taken, 256 MiB in all at the most, whenever the heap is
-trimmed between steps, until it is trimmed the next time; trimmed first, they hold
-addresses but next to no memory.
+The heap has large holes: from training before the thresholds were set and, between two
+steps, where the gradients of small weights and the nodes of the graph were. malloc uses
+these holes first, whatever the thresholds, and memory that is freed into them stays
+resident: a step that grew by 80 MiB was read as anything from 0 to 90. So whenever the
+heap is trimmed between steps, holes of at least 64 KiB are occupied, 256 MiB at most,
+until the next trim. After a trim a hole is a range of addresses with almost no memory.
 """
 
 from __future__ import annotations
@@ -31,22 +30,20 @@ _M_TRIM_THRESHOLD = -1
 _MALLOC_THRESHOLD = 65536
 _WORD = ctypes.sizeof(ctypes.c_size_t)
 _MAPPED = 2
-"""The flag of glibc's IS_MMAPPED, in the word before a block."""
+"""glibc's flag IS_MMAPPED, in the word before a block."""
 _MOST = 2**28
-"""Bytes of addresses taken at the most. Small blocks that find no hole make the heap
-grow, and if some of them stay, the next step's do so again."""
+"""The most bytes of addresses to occupy. Small blocks that find no hole make the heap
+grow, in every step if some of them stay."""
 _SIZES = [*(int(_MOST * (7 / 8) ** n) for n in range(63)), _MALLOC_THRESHOLD]
-"""Asked for in turn, so that no more than an eighth of a hole is left over."""
+"""The sizes to try, so that at most an eighth of a hole stays free."""
 
 
 @functools.cache
-def give_back_freed_memory() -> None:
-    """Make glibc give freed blocks back to the system, for the whole process.
-
-    See Note: [The allocator's thresholds]; they are set once.
+def return_freed_memory() -> None:
+    """Make glibc return freed blocks to the system: Note: [The allocator's thresholds].
 
     Raises:
-        OSError: The C library, or the malloc in use, is another, or it refuses.
+        OSError: The C library or the malloc in use is not glibc's, or it refuses.
     """
     libc, used = ctypes.CDLL("libc.so.6"), ctypes.CDLL(None)
     if _address(libc.malloc) != _address(used.malloc):
@@ -68,7 +65,7 @@ def _address(function: Any) -> int | None:
 
 
 class HeapFiller:
-    """The heap's large holes, so that nothing is served from them: Note: [Holes]."""
+    """Occupies the heap's large holes: Note: [Holes]."""
 
     def __init__(self) -> None:
         self._blocks: list[int] = []
@@ -79,23 +76,23 @@ class HeapFiller:
         weakref.finalize(self, _free, libc, self._blocks)
 
     def fill(self) -> None:
-        """Give what is free in the heap back to the system, and take the holes."""
+        """Return the heap's free memory to the system, and occupy the holes."""
         self.release()
         self._libc.malloc_trim(0)
-        room = _MOST
+        left = _MOST
         for size in _SIZES:
-            while size <= room and self._takes(size):
-                room -= size
+            while size <= left and self._fills(size):
+                left -= size
 
     def release(self) -> None:
-        """Leave the holes to whoever needs memory."""
+        """Free the blocks that occupy the holes."""
         _free(self._libc, self._blocks)
 
-    def _takes(self, size: int) -> bool:
-        """Take one hole, if there is one of this size.
+    def _fills(self, size: int) -> bool:
+        """Occupy one hole, if there is one of this size.
 
-        A block that was mapped for itself did not come from a hole, and goes back, as
-        does one for which the heap has grown.
+        A block that was mapped separately, or for which the heap has grown, is not in a
+        hole, and is freed.
         """
         end = self._libc.sbrk(0)
         block = self._libc.malloc(size)

@@ -1,10 +1,10 @@
-"""Reading how much memory is held, and the highest it has been.
+"""Meters: they read how much memory is held, and the peak.
 
 Note: [Requested bytes]
-An allocator's `allocated_bytes` counts whole blocks: a block of a large segment is not
-split where no more than 1 MiB would remain, and which block a tensor gets depends on
-the steps before. One and the same step differs by up to 20 MiB so. `requested_bytes` is
-what was asked for, and repeats to the byte.
+An allocator's `allocated_bytes` counts whole blocks. A block of a large segment is not
+split if at most 1 MiB would remain, and which block a tensor gets depends on earlier
+steps. So the same step may differ by up to 20 MiB. `requested_bytes` counts the bytes
+of the requests, and repeats to the byte.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import NamedTuple, Protocol
 import torch
 
 from mimose.exceptions import BudgetError
-from mimose.memory.glibc import HeapFiller, give_back_freed_memory
+from mimose.memory.glibc import HeapFiller, return_freed_memory
 from mimose.torch_private import device_statistics
 
 _log = logging.getLogger(__name__)
@@ -32,16 +32,16 @@ _CGROUP_LIMITS = (
 
 
 class Reading(NamedTuple):
-    """One look at a meter."""
+    """A reading of a meter."""
 
     live_bytes: int
-    """Held now."""
+    """The bytes held now."""
     peak_bytes: int
-    """The highest since the last reset."""
+    """The most bytes held at any moment since the last reset."""
 
 
 class BasicMeter(Protocol):
-    """The least a meter of one's own has to do."""
+    """The methods that your own meter must have for `attach(meter=...)`."""
 
     def live_bytes(self) -> int:
         """Return the bytes held now."""
@@ -57,19 +57,19 @@ class BasicMeter(Protocol):
 
 
 class Meter(abc.ABC):
-    """What the session needs to know of a device's memory.
+    """Everything that a session reads of a device's memory.
 
-    Three methods are a meter's own; the others have defaults.
+    A meter must define three methods, those of `BasicMeter`. The others have defaults.
     """
 
     noise_bytes = float(2**16)
-    """Readings of the same thing differ by about this much."""
+    """By about this much two readings of the same quantity differ."""
     reads_peak = True
-    """False where the system cannot tell a peak: planning goes on by prediction."""
+    """False if the system reads no peak: then plans rely on predictions alone."""
 
     @abc.abstractmethod
     def live_bytes(self) -> int:
-        """Return the bytes held now: where a step's growth is counted from."""
+        """Return the bytes held now, from which a step's growth is counted."""
 
     @abc.abstractmethod
     def peak_bytes(self) -> int:
@@ -80,41 +80,41 @@ class Meter(abc.ABC):
         """Start a new peak at what is held now."""
 
     def settled_bytes(self, slack_bytes: float) -> int:
-        """Return the bytes held now, without what was freed and kept by the allocator.
+        """Return the bytes held now, without freed memory that the allocator keeps.
 
         Args:
-            slack_bytes: How much of the latter may be left in.
+            slack_bytes: How much of that memory the result may still contain.
         """
         del slack_bytes
         return self.live_bytes()
 
     def read(self) -> Reading:
-        """Return everything at once, for the boundaries of a measured step."""
+        """Return both readings at once, for the boundaries of a measured step."""
         return Reading(self.live_bytes(), self.peak_bytes())
 
     def held_bytes(self) -> int:
-        """Return what counts against a budget now, cached blocks freed."""
+        """Free cached blocks, and return the bytes that count against a budget."""
         return self.settled_bytes(0)
 
     def taken_bytes(self) -> int | None:
-        """Return all that was ever asked for, freed or not; None where not counted."""
+        """Return the bytes of all requests so far, freed ones too; None: unknown."""
         return None
 
     def release(self) -> None:
-        """Free what is held for the sake of readings, as a session ends."""
+        """Free what the meter itself holds, when a session ends."""
         return
 
     def total_bytes(self) -> int | None:
-        """Return what the device has, for budgets given as a fraction."""
+        """Return the device's memory, for budgets given as a share; None: unknown."""
         return None
 
 
 _BASIC = ("live_bytes", "peak_bytes", "reset_peak")
-"""What a meter of one's own has to have."""
+"""The methods of `BasicMeter`."""
 
 
 class _BorrowedMeter(Meter):
-    """A user's meter, with the defaults for what it does not do itself."""
+    """A user's meter, with the defaults for the methods that it does not have."""
 
     def __init__(self, meter: BasicMeter) -> None:
         self._meter = meter
@@ -136,13 +136,14 @@ def make_meter(meter: Meter | BasicMeter | str | None, device: torch.device) -> 
     """Return the meter for a device.
 
     Args:
-        meter: A `Meter`, which is returned as it is; another object with the methods
-            of `BasicMeter`; ``"allocator"``, ``"process"`` or ``"prediction"``; or
-            None to choose by the device.
-        device: Where the model's parameters are.
+        meter: A `Meter`, which is returned unchanged; another object with the methods
+            of `BasicMeter`; ``"allocator"`` (`AllocatorMeter`), ``"process"``
+            (`ProcessMeter`) or ``"prediction"`` (`PredictionMeter`); or None to choose
+            by the device.
+        device: The device of the model's parameters.
 
     Raises:
-        BudgetError: The name is unknown, or reads another device.
+        BudgetError: The name is unknown, or its meter cannot read this device.
     """
     if isinstance(meter, Meter):
         return meter
@@ -175,8 +176,8 @@ def _default_meter(device: torch.device) -> Meter:
         except (OSError, ValueError, AttributeError) as error:
             reason = f"{type(error).__name__}: {error}"
     _log.warning(
-        "mimose: the memory peak of %s cannot be read here (%s); plans are made by "
-        "prediction alone and no step is checked against the budget",
+        "mimose: the memory peak of %s cannot be read here (%s). Plans rely on "
+        "predictions alone, and no step is checked against the budget",
         device,
         reason,
     )
@@ -187,30 +188,30 @@ def _default_meter(device: torch.device) -> Meter:
 
 
 class Usage(NamedTuple):
-    """An allocator's state at one moment; peaks are those since the last reset."""
+    """The numbers of an allocator at one moment; peaks are since the last reset."""
 
     requested_bytes: int
-    """Asked for by tensors that live: see Note: [Requested bytes]."""
+    """The bytes of live tensors: Note: [Requested bytes]."""
     requested_peak_bytes: int
     allocated_bytes: int
-    """Of the blocks that these live in."""
+    """The bytes of their blocks."""
     allocated_peak_bytes: int
     reserved_bytes: int
-    """Taken from the device: these blocks, and free ones kept for later."""
+    """The bytes taken from the device: these blocks, and free ones kept for reuse."""
     reserved_peak_bytes: int
     gap_bytes: int
-    """Of free blocks in segments that something else lives in."""
+    """The bytes of free blocks in segments that also hold tensors."""
     n_retries: int
-    """How often the allocator freed its cached blocks since nothing else would do."""
+    """How often the allocator freed its cached blocks and tried again."""
     n_ooms: int
-    """Out-of-memory errors raised, caught or not."""
+    """Out-of-memory errors so far, caught or not."""
 
 
 class AllocatorMeter(Meter):
-    """An accelerator's caching allocator, through `torch.accelerator`.
+    """Reads an accelerator's caching allocator, through `torch.accelerator`.
 
-    The level is requested bytes; reserved and allocated bytes are read beside them.
-    Reading needs no synchronisation: the allocator counts when the host asks for
+    The level is requested bytes; reserved and allocated bytes are read too. A reading
+    needs no synchronization, because the allocator counts when the host requests
     memory, not when a kernel uses it.
 
     Args:
@@ -230,11 +231,11 @@ class AllocatorMeter(Meter):
         self._allocated_peak_bytes = 0
 
     def live_bytes(self) -> int:
-        """Return the bytes that tensors have asked for."""
+        """Return the requested bytes."""
         return self._look().requested_bytes
 
     def peak_bytes(self) -> int:
-        """Return the most bytes that tensors had asked for since the last reset."""
+        """Return the peak of requested bytes since the last reset."""
         return self._look().requested_peak_bytes
 
     def read(self) -> Reading:
@@ -242,14 +243,14 @@ class AllocatorMeter(Meter):
         return Reading(*self._look()[:2])
 
     def reset_peak(self) -> None:
-        """Start a new peak; the user's own reading of it starts anew as well."""
+        """Start a new peak, also for other readers of torch's peak counters."""
         torch.accelerator.reset_peak_memory_stats(self.index)
 
     def usage(self) -> Usage:
-        """Return all of the allocator's numbers, peaks as over all resets.
+        """Return all numbers of the allocator, with peaks over several resets.
 
-        Reserved and allocated peaks are those since `forget_usage`, as far as a reading
-        came before each reset; the requested peak is that since the last reset.
+        Reserved and allocated peaks are since `forget_usage`, if the meter was read
+        before each reset. The requested peak is since the last reset.
         """
         return self._look()._replace(
             reserved_peak_bytes=self._reserved_peak_bytes,
@@ -257,21 +258,21 @@ class AllocatorMeter(Meter):
         )
 
     def forget_usage(self) -> None:
-        """Begin the reserved and allocated peaks anew, as at the last reset."""
+        """Start new reserved and allocated peaks at the last reset."""
         self._reserved_peak_bytes = self._allocated_peak_bytes = 0
 
     def held_bytes(self) -> int:
-        """Return the bytes reserved, once cached blocks are freed."""
+        """Free cached blocks, and return the reserved bytes."""
         torch.accelerator.empty_cache()
         return self._look().reserved_bytes
 
     def taken_bytes(self) -> int | None:
-        """Return the bytes of all tensors that were ever made."""
+        """Return the bytes of all tensors so far, also of freed ones."""
         taken = device_statistics(self.index)["allocated_bytes"]["all"].get("allocated")
         return None if taken is None else int(taken)
 
     def memory_info(self) -> tuple[int, int]:
-        """Return what is free on the device, and all it has."""
+        """Return the free bytes and all bytes of the device."""
         info = getattr(torch.accelerator, "get_memory_info", None)
         if info is not None:
             free, total = info(self.index)
@@ -280,11 +281,11 @@ class AllocatorMeter(Meter):
         return int(free), int(total)
 
     def total_bytes(self) -> int | None:
-        """Return what this process can have: what is free, and what it has taken."""
+        """Return what this process can have: free bytes, and what it has reserved."""
         return self.memory_info()[0] + self._look().reserved_bytes
 
     def _look(self) -> Usage:
-        """Read, and keep the peaks that a reset would lose."""
+        """Read the allocator, and keep the peaks that a reset would lose."""
         usage = _read_usage(self.index)
         if usage.reserved_peak_bytes > self._reserved_peak_bytes:
             self._reserved_peak_bytes = usage.reserved_peak_bytes
@@ -317,16 +318,16 @@ def _read_usage(index: int) -> Usage:
 
 
 class ProcessMeter(Meter):
-    """The resident set of this process, on Linux with glibc.
+    """Reads the resident set of this process, on Linux with glibc.
 
-    glibc's heap is made to give memory back: see `mimose.memory.glibc`.
+    It makes glibc's heap return freed memory to the system: see `mimose.memory.glibc`.
 
     Note: [Free memory that stays resident]
-    Smaller blocks stay in the heap when they are freed, resident as long as any block
-    above them lives. What a step grows by then depends on the steps before it: it fills
-    such holes first. So a step starts from a trimmed heap. `malloc_trim` takes 1 ms to
-    give 12 MiB back, and 100 ms and more in a heap of ten thousand holes; the next one
-    waits a hundred times as long as the last took, but for steps that are measured.
+    Small blocks stay in the heap when they are freed, and stay resident as long as a
+    block above them lives. A step fills these holes first, so its growth would depend
+    on earlier steps. So a step starts from a trimmed heap. `malloc_trim` takes 1 ms to
+    return 12 MiB, and more than 100 ms in a heap of ten thousand holes. So the next
+    call waits a hundred times as long as the last one took, except for measured steps.
 
     Raises:
         OSError: The kernel's files cannot be read or written (on other systems), or
@@ -343,7 +344,7 @@ class ProcessMeter(Meter):
             os.open("/proc/self/clear_refs", os.O_WRONLY),
         ]
         weakref.finalize(self, _close, self._files)
-        give_back_freed_memory()
+        return_freed_memory()
         self._filler = HeapFiller()
         self._filler.fill()
         self._trimmed_bytes = 0
@@ -355,11 +356,15 @@ class ProcessMeter(Meter):
         return int(os.pread(self._files[0], 128, 0).split(b" ", 2)[1]) * _PAGE_BYTES
 
     def settled_bytes(self, slack_bytes: float) -> int:
-        """Return the resident set: see Note: [Free memory that stays resident]."""
+        """Return the resident set, trimmed: Note: [Free memory that stays resident].
+
+        Args:
+            slack_bytes: The heap is trimmed if the resident set grew by more.
+        """
         live = self.live_bytes()
         is_due = not slack_bytes or time.monotonic() >= self._next_trim
         if is_due and live - self._trimmed_bytes > slack_bytes:
-            began = time.thread_time()  # on a busy machine the clock runs on
+            began = time.thread_time()  # not the clock: the machine may be busy
             self._filler.fill()
             seconds = time.thread_time() - began
             self._next_trim = time.monotonic() + 100 * seconds
@@ -368,13 +373,13 @@ class ProcessMeter(Meter):
         return live
 
     def peak_bytes(self) -> int:
-        """Return the resident set's high-water mark (``VmHWM``)."""
+        """Return the peak of the resident set (``VmHWM``)."""
         text = os.pread(self._files[1], 4096, 0)
         start = text.index(b"VmHWM:") + 6
         return int(text[start : text.index(b"kB", start)]) * 1024
 
     def reset_peak(self) -> None:
-        """Start a new high-water mark at the present resident set."""
+        """Start a new peak at the present resident set."""
         os.pwrite(self._files[2], b"5", 0)
 
     def read(self) -> Reading:
@@ -383,11 +388,11 @@ class ProcessMeter(Meter):
         return Reading(live, max(live, self.peak_bytes()))
 
     def release(self) -> None:
-        """Leave the heap's holes to whoever needs memory."""
+        """Free the blocks that occupy the heap's holes."""
         self._filler.release()
 
     def total_bytes(self) -> int | None:
-        """Return the machine's memory or the cgroup's limit, the smaller."""
+        """Return the machine's memory or the control group's limit, if smaller."""
         return min([_machine_bytes(), *_cgroup_limits()])
 
 
@@ -414,10 +419,10 @@ def _cgroup_limits() -> list[int]:
 
 
 class PredictionMeter(Meter):
-    """For systems that cannot tell a peak: it reads what is held, if even that.
+    """For systems that read no peak: it reads only what is held, if the system does.
 
-    Planning goes on by what is counted inside the layers; no step's peak is observed
-    and no margin is learned.
+    Plans rely on what is counted inside the layers. No step's peak is observed, and no
+    safety margin is learned.
     """
 
     noise_bytes = float(2**20)
@@ -427,7 +432,7 @@ class PredictionMeter(Meter):
         self.device = device
 
     def live_bytes(self) -> int:
-        """Return what the device's own counter says, else the resident set, else 0."""
+        """Return the device's own counter, or the resident set, or 0."""
         if self.device.type == "mps":
             return int(torch.mps.current_allocated_memory())
         try:
@@ -437,13 +442,13 @@ class PredictionMeter(Meter):
             return 0
 
     peak_bytes = live_bytes
-    """No peak is known."""
+    """There is no peak: the same as `live_bytes`."""
 
     def reset_peak(self) -> None:
-        """Do nothing: there is no peak to reset."""
+        """Do nothing, because there is no peak."""
 
     def total_bytes(self) -> int | None:
-        """Return the machine's memory where the system tells it; of mps its share."""
+        """Return the machine's memory, or what mps recommends; None: unknown."""
         if self.device.type == "mps":
             return int(torch.mps.recommended_max_memory())
         try:

@@ -1,4 +1,4 @@
-"""A session's numbers over time: for loggers, and from its records for TensorBoard."""
+"""A session's numbers over time, for loggers and for TensorBoard."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ PREFIX = "mimose/"
 
 
 class MetricsReader:
-    """Reads what a session did since the last reading.
+    """Returns a session's metrics since its last call.
 
     Args:
-        session: The session; it may be detached meanwhile.
+        session: The session. It may be detached.
     """
 
     def __init__(self, session: Session) -> None:
@@ -31,15 +31,15 @@ class MetricsReader:
         """Return the metrics of the steps since the last call; {} if there were none.
 
         ``mimose/peak_bytes``
-            The highest peak observed, in bytes (left out where the meter tells none).
+            The highest observed peak, in bytes (missing if the meter reads no peak).
         ``mimose/budget_use``
-            The most that a peak took of its step's budget, as a share.
+            The highest peak as a share of its step's budget.
         ``mimose/recompute_share``
-            Of all layer calls, the share that was recomputed.
+            The share of all layer calls that were not kept.
         ``mimose/cache_hit_rate``
-            Of the steps, the share whose plan came from the cache.
+            The share of steps whose plan existed before.
         ``mimose/phase``
-            Of the last step: 0 collect, 1 step_down, 2 plan, 3 fallback.
+            The phase of the last step: 0 collect, 1 step_down, 2 plan, 3 fallback.
         """
         records = self._session.records
         fresh = []
@@ -54,10 +54,12 @@ class MetricsReader:
 
 
 def metrics(latest_first: Sequence[StepRecord]) -> dict[str, float]:
-    """Return what `MetricsReader.read` does, of some steps; names without the prefix.
+    """Return the metrics of some steps, with names without ``mimose/``.
+
+    See `MetricsReader.read`.
 
     Args:
-        latest_first: At least one record.
+        latest_first: The records, at least one, the latest first.
     """
     n_calls = sum(len(record.actions) for record in latest_first)
     n_recomputed = sum(record.n_recomputed for record in latest_first)
@@ -75,14 +77,15 @@ def metrics(latest_first: Sequence[StepRecord]) -> dict[str, float]:
 
 
 def write_scalars(records: Sequence[StepRecord], folder: str | PathLike[str]) -> None:
-    """Write a few numbers of every step; what is not known of a step is left out.
+    """Write the metrics of every step for TensorBoard, as far as they are known.
 
-    What was written there before is hidden from the first step on. Of a single step,
-    ``mimose/cache_hit_rate`` is 0 or 1: TensorBoard's smoothing makes a rate of it.
+    They replace what an earlier call has written there. For a single step
+    ``mimose/cache_hit_rate`` is 0 or 1; TensorBoard's smoothing shows the rate.
 
     Args:
-        records: The steps; those of several runs go to a folder each, ``run-1`` …
-        folder: Where TensorBoard looks for runs (``tensorboard --logdir``).
+        records: The steps. If they are of several runs, each run gets a folder,
+            ``run-1`` and so on.
+        folder: The folder for ``tensorboard --logdir``.
 
     Raises:
         ImportError: tensorboard is missing (``pip install 'mimose[tensorboard]'``).

@@ -66,7 +66,7 @@ def test_a_fit_is_trusted_somewhat_beyond_what_was_seen():
     for n in (4, 10, 40):
         series.add((n,), _square(n))
     assert "" == series.why_unknown((60,))
-    assert "61 is beyond 40, the most measured" == series.why_unknown((61,))
+    assert "61 is beyond 40, the largest size measured" == series.why_unknown((61,))
     series.add((20,), _square(20))
     assert "" == series.why_unknown((160,))
     assert series.why_unknown((161,))

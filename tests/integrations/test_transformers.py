@@ -389,7 +389,7 @@ def test_a_model_without_layers(tmp_path, meter, caplog):
     trainer = _trainer(tmp_path, [callback], model=Plain(), max_steps=2)
     trainer.train()
     assert 2 == trainer.state.global_step
-    assert "this training is not planned" in caplog.text
+    assert "this training runs without plans" in caplog.text
     assert callback.session is None
 
 

@@ -66,7 +66,7 @@ def test_what_no_line_explains_is_refused():
     """Two points, DTR's memory, which saturates, and what falls with the batch."""
     assert "2 batch sizes" in fit_series([1, 2], [10.0, 20.0]).refused
     found = fit_series(*published("WRN-50-2", "DTR", is_memory=True))
-    assert "no line explains it" in found.refused
+    assert "no line fits" in found.refused
     assert "falls" in fit_series(X, 100.0 - 5.0 * X).refused
     flat = fit_series(X, 100.0 - 0.05 * X)
     assert ("", 0.0) == (flat.refused, flat.slope)
@@ -123,4 +123,4 @@ def test_a_verdict_says_both_sides():
     assert (0.0, math.inf, True) == (alone.plain_batch, alone.ratio, alone.pays)
     neither = compare(PLAIN, SAVING, 1010.0)
     assert math.isnan(neither.ratio)
-    assert "not one sample fits" in neither.refused
+    assert "not a single sample fits" in neither.refused
