@@ -1,7 +1,7 @@
-"""What a command line may hold, and the errors for what it may not.
+"""Reads the values of command-line options, and raises errors for wrong ones.
 
-The functions that read an option's value are argparse's types: it shows the message of
-their `ArgumentTypeError` to people, and for any other error the function's own name.
+The functions are types of argparse. It shows users the message of an
+`ArgumentTypeError`, and for other errors only the name of the function.
 """
 
 from __future__ import annotations
@@ -12,22 +12,22 @@ import math
 from typing import NoReturn
 
 _MOST_SEED = 2**32 - 1
-"""More than this NumPy's older generators do not take."""
+"""The largest seed of NumPy's older generators."""
 
 
 class UsageError(Exception):
-    """What was asked for cannot be done; the message is one line for people."""
+    """A command cannot do what its options say; the message is one line."""
 
 
 def need(extra: str, *packages: str) -> None:
     """Make sure that packages are installed.
 
     Args:
-        extra: Which of mimose's extras brings them.
-        packages: As they are imported.
+        extra: The extra of mimose that installs them.
+        packages: Their import names.
 
     Raises:
-        UsageError: Some are not; the message has the command that installs them.
+        UsageError: A package is missing; the message has the command to install it.
     """
     missing = [name for name in packages if importlib.util.find_spec(name) is None]
     if missing:
@@ -37,7 +37,7 @@ def need(extra: str, *packages: str) -> None:
 
 
 def at_least_one(text: str) -> int:
-    """Read a number of things."""
+    """Read an integer of at least 1."""
     number = _number(text)
     if number % 1 or not number >= 1:
         _fail("a whole number of at least 1", text)
@@ -53,7 +53,7 @@ def seed(text: str) -> int:
 
 
 def positive(text: str) -> float:
-    """Read a quantity such as a time."""
+    """Read a number above 0."""
     number = _number(text)
     if not 0 < number < math.inf:
         _fail("a number above 0", text)
@@ -61,31 +61,31 @@ def positive(text: str) -> float:
 
 
 def names(text: str) -> list[str]:
-    """Read names with commas between them."""
+    """Read a list of names."""
     found = [name.strip() for name in text.split(",") if name.strip()]
     if not found:
-        _fail("names with commas between them", text)
+        _fail("names separated by commas", text)
     return found
 
 
 def shares(text: str) -> tuple[float, ...]:
-    """Read the budgets of a comparison, with commas between them.
+    """Read a list of budgets of a comparison.
 
-    They are no bytes: one share means something for every model and its lengths, and
-    what a process holds before its first step is in none of them.
+    They are shares, not bytes, because a share has the same meaning for every model and
+    its lengths, and does not contain what a process holds before its first step.
     """
     found = tuple(map(_number, text.split(",")))
     if not all(0 < share <= 1 for share in found):
         _fail(
-            "over 0 and at most 1, such as 0.35,0.5 (near 0 is what the longest batch "
-            "needs when everything is recomputed, 1 when everything is kept)",
+            "shares above 0 and up to 1, such as 0.35,0.5 (0 is what the longest batch "
+            "needs if everything is recomputed, 1 if everything is kept)",
             text,
         )
     return found
 
 
 def _number(text: str) -> float:
-    """Return the number that a text is; not a number where it is none."""
+    """Return the number in a text; NaN if it is not a number."""
     try:
         return float(text)
     except ValueError:

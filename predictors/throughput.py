@@ -172,7 +172,7 @@ def fit_rates(work: ArrayLike, seconds: ArrayLike, guess: ArrayLike) -> Floats:
         guess: (n_rates,) A weak prior: the product with the rates should be near 0.
 
     Returns:
-        (n_rates,) The rates, in seconds for each unit of work.
+        (n_rates,) The rates, in seconds for each 1 of work.
     """
     values = np.asarray(seconds, dtype=np.float64)[:, None]
     shares = np.vstack((np.asarray(work, dtype=np.float64) / values, guess))

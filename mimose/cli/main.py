@@ -5,14 +5,14 @@ Examples:
   mimose advise --model mine:make --budget 8GiB
                                      does saving memory pay for your model?
   mimose bench --list                what can be compared
-  mimose report run/records.jsonl    see what it did in a run of yours
+  mimose report run/records.jsonl    see what it did in your own run
 
-mimose COMMAND --help tells more.
+mimose COMMAND --help describes a command.
 
 Exit status:
-  0    all went well
-  1    what was run failed, or did not hold
-  2    it cannot be done: wrong options, an unreadable file, a missing package
+  0    success
+  1    what was run failed, or a step was over the budget
+  2    not possible: wrong options, an unreadable file, a missing package
   130  Ctrl-C
   141  the reader closed the pipe before the end
 """
@@ -44,31 +44,31 @@ if TYPE_CHECKING:
 
 _Options: TypeAlias = argparse.Namespace
 _Option: TypeAlias = tuple[str, Any, Any, str]
-"""Flag and what stands for its value; type, choices or `bool`; default; help."""
+"""Flag and the name of its value; type, choices or `bool`; default; help."""
 
 _OK, _FAILED, _UNUSABLE, _INTERRUPTED = 0, 1, 2, 130
 _UNREAD = 141
-"""The output was closed before all of it was written (128 + SIGPIPE)."""
+"""The reader closed the output before its end (128 + SIGPIPE)."""
 _BENCH = ("filelock", "matplotlib", "rich", "tokenizers", "transformers")
-"""Packages that a grid needs."""
+"""Packages that ``mimose bench`` needs."""
 
 
 class _Parser(argparse.ArgumentParser):
-    """Tells what is wrong in one line, not behind a list of all options."""
+    """A parser whose errors are one line, without a list of all options."""
 
     def __init__(self, **texts: Any) -> None:
         keeps_lines = argparse.RawDescriptionHelpFormatter
         super().__init__(formatter_class=keeps_lines, **texts)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse; what a command does not know is its error, and not its parent's."""
+        """Parse; unknown options of a command are its own error, not its parent's."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
-        """Write the message with the nearest option or choice there is, and end."""
+        """Write the message with the nearest known option or choice, and exit."""
         wrong = re.search(r"(?:arguments: |choice: ')([-\w]+)", message)
         _, _, choices = message.partition("choose from")
         known = [*self._option_string_actions, *re.findall(r"[-\w]+", choices)]
@@ -81,10 +81,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        arguments: What was written behind ``mimose``; None for the process's own.
+        arguments: The command line after ``mimose``; None for the process's own.
 
     Returns:
-        The process's exit status.
+        The exit status of the process.
     """
     status = _UNREAD
     try:
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     finally:
         try:
             sys.stdout.flush()
-        except BrokenPipeError:  # what is in the buffer would fail at the end again
+        except BrokenPipeError:  # a flush at exit would fail again
             status = _UNREAD
             nowhere = os.open(os.devnull, os.O_WRONLY)
             os.dup2(nowhere, sys.stdout.fileno())
@@ -150,23 +150,23 @@ def _add(parser: _Parser, flag: str, kind: Any, default: Any, text: str) -> None
 
 
 def _write(lines: Sequence[str]) -> None:
-    """Write to the standard output; who reads no further has had enough of it."""
+    """Write to the standard output; ignore a reader that has closed it."""
     with contextlib.suppress(BrokenPipeError):
         sys.stdout.write("\n".join(lines) + "\n")
 
 
 def _shown(options: _Options, out: Path, do: Callable[[], int]) -> int:
-    """Run what prints words and leaves ``summary.json``; with --json print that alone.
+    """Run a command that writes ``summary.json``; with --json print only that file.
 
     Args:
-        options: Whose `json` says which.
+        options: The options; `json` decides.
         out: The folder of the summary.
-        do: Returns the exit status.
+        do: Runs the command and returns the exit status.
     """
     if not options.json:
         return do()
     summary = out / "summary.json"
-    with _told_as_usage():  # of a run before, should this one leave none
+    with _usage_errors():  # one of an earlier run must not be printed
         summary.unlink(missing_ok=True)
     with contextlib.redirect_stdout(io.StringIO()):
         status = do()
@@ -176,16 +176,16 @@ def _shown(options: _Options, out: Path, do: Callable[[], int]) -> int:
 
 
 @contextlib.contextmanager
-def _told_as_usage(*kinds: type[Exception]) -> Iterator[None]:
-    """Tell which file cannot be read or written in one line, and errors of some kinds.
+def _usage_errors(*kinds: type[Exception]) -> Iterator[None]:
+    """Turn file errors, and errors of the given classes, into usage errors.
 
     Raises:
-        UsageError: In place of these.
+        UsageError: Instead of these errors.
     """
     try:
         yield
     except OSError as error:
-        name = error.filename or "a file"  # a full disk names none
+        name = error.filename or "a file"  # an error of a full disk has no name
         msg = f"cannot read or write {name}: {error.strerror or error}"
         raise UsageError(msg) from error
     except kinds as error:
@@ -195,18 +195,19 @@ def _told_as_usage(*kinds: type[Exception]) -> Iterator[None]:
 def _demo(options: _Options) -> int:
     """Train the same batches four ways and show what each needs.
 
-    Keep everything, recompute everything, one plan for the longest batch, mimose: on
-    real text, then under a hard memory limit. Leaves a table, a picture and the rows
-    behind them. Ctrl-C shows what there is so far.
+    The four ways are: keep everything, recompute everything, one plan for the longest
+    batch, and mimose. They train on real text, first with a budget and then under a
+    hard memory limit. The command writes a table, a picture and the rows of both.
+    Ctrl-C shows the result so far.
 
     Examples:
       mimose demo
       mimose demo --steps 20 --out elsewhere
 
     Exit status:
-      0    all went well
-      1    a strategy failed that should not have
-      2    it cannot be done: wrong options, a missing package
+      0    success
+      1    a strategy failed that should not fail
+      2    not possible: wrong options, a missing package
       130  Ctrl-C
     """
     need("bench", *_BENCH)
@@ -219,28 +220,28 @@ def _demo(options: _Options) -> int:
 
 
 def _advise(options: _Options) -> int:
-    """Tell whether saving memory pays for a model, and with which method.
+    """Measure whether saving memory pays for a model, and with which method.
 
-    Plain training and each method are measured at a few batch sizes, in processes of
-    their own that take turns: bytes, then seconds. Says whether a batch as large as the
-    sample fits, what each method does to the largest batch and to throughput, and what
-    it cannot say. Leaves the answer as JSON and the readings, from which --show answers
-    for another budget. Ctrl-C keeps what was measured. To compare methods on batches
-    of many lengths: mimose bench --model.
+    The command measures plain training and each method at a few batch sizes, in
+    separate processes that take turns: first bytes, then seconds. It says whether a
+    batch as large as the sample fits, how each method changes the largest batch and the
+    throughput, and what is not known. It writes the answer and the readings as JSON;
+    --show answers from these readings for another budget. Ctrl-C keeps what was
+    measured. To compare methods on batches of many lengths, use mimose bench --model.
 
     Examples:
       mimose advise --model mypackage.train:make --budget 8GiB
       mimose advise --model mypackage.train:make --budget 80% --device cuda
       mimose advise --show runs/advise/measured.json --budget 6GiB
 
-    MODULE:FUNCTION takes nothing and returns (model, sample): the model on the CPU, and
-    one batch as it is called with: keyword arguments as a mapping, arguments as a
-    tuple, or the one tensor. Batches of other sizes repeat its rows. Give the longest
-    batch that you want to train on.
+    MODULE:FUNCTION is a function without arguments that returns (model, sample): the
+    model on the CPU, and one batch: a mapping of keyword arguments, a tuple of
+    arguments, or a single tensor. Batches of other sizes repeat its rows. Give the
+    longest batch that you want to train on.
 
     Exit status:
-      0    all went well
-      2    it cannot be done: wrong options, an unreadable file, a missing package
+      0    success
+      2    not possible: wrong options, an unreadable file, a missing package
       130  Ctrl-C
     """
     from mimose.bench.advise.command import again, ask
@@ -249,11 +250,11 @@ def _advise(options: _Options) -> int:
     from mimose.bench.device import need_device
 
     if options.list:
-        told = [(each.name, each.what) for each in METHODS.values()]
-        _write(named(told, terminal_width()))
+        methods = [(each.name, each.what) for each in METHODS.values()]
+        _write(named(methods, terminal_width()))
         return _OK
     try:
-        with _told_as_usage():
+        with _usage_errors():
             if options.show:
                 _need_none_for_measuring(options)
                 out = options.out or options.show.parent
@@ -263,8 +264,8 @@ def _advise(options: _Options) -> int:
                     f"--{n}" for n in ("model", "budget") if not vars(options)[n]
                 ]
                 if missing:
-                    msg = f"give {' and '.join(missing)}: what is to be trained, and "
-                    msg += "in how much memory"
+                    msg = f"give {' and '.join(missing)}: the model to train, and the "
+                    msg += "memory for it"
                     raise UsageError(msg)
                 need_device(options.device)
                 settings = Settings(
@@ -282,7 +283,7 @@ def _advise(options: _Options) -> int:
                 out = options.out or Path("runs/advise")
                 status, lines = ask(settings, out, options.json)
     except KeyboardInterrupt:
-        sys.stderr.write("mimose advise: interrupted before there was an answer\n")
+        sys.stderr.write("mimose advise: interrupted before an answer was known\n")
         return _INTERRUPTED
     _write(lines)
     return status
@@ -297,8 +298,8 @@ def _need_none_for_measuring(options: _Options) -> None:
     ]
     if given:
         msg = (
-            f"--show answers from readings that are there: leave out "
-            f"{', '.join(given)}, or measure anew with --model"
+            f"--show answers from saved readings, which {', '.join(given)} cannot "
+            f"change: leave that out, or measure again with --model"
         )
         raise UsageError(msg)
 
@@ -306,13 +307,13 @@ def _need_none_for_measuring(options: _Options) -> None:
 def _bench(options: _Options) -> int:
     """Compare memory strategies on variable-size data, at several budgets.
 
-    Which one should a model be trained with? Every strategy trains on the same batches
-    from the same weights, each in its process; they take turns. Peaks are physical,
-    recomputation is counted. Leaves the rows, a picture and a summary; rows of a run
-    before are put aside. Ctrl-C keeps the steps that ran.
+    Every strategy trains on the same batches from the same weights, in its own process;
+    the processes take turns. Peaks are measured, recomputation is counted. The command
+    writes rows, a picture and a summary, and renames the rows of an earlier run. Ctrl-C
+    keeps the steps that ran.
 
-    A budget is a share, not bytes: 0 is what the longest batch needs when every layer
-    is recomputed, 1 what it needs when every layer is kept.
+    A budget is a share, not bytes: 0 is what the longest batch needs if every layer is
+    recomputed, 1 what it needs if every layer is kept.
 
     Examples:
       mimose bench --list
@@ -321,13 +322,13 @@ def _bench(options: _Options) -> int:
       mimose bench --model mypackage.models:small_one --lengths mine.csv
       mimose bench --show runs/bench/rows.csv
 
-    MODULE:FUNCTION takes nothing and returns (model, make_batch, names of sizes); it
-    needs --lengths.
+    MODULE:FUNCTION is a function without arguments that returns (model, make_batch,
+    names of sizes). It needs --lengths.
 
     Exit status:
-      0    all went well
+      0    success
       1    a workload could not be run
-      2    it cannot be done: wrong options, an unreadable file, a missing package
+      2    not possible: wrong options, an unreadable file, a missing package
       130  Ctrl-C
     """
     need("bench", *_BENCH)
@@ -335,7 +336,7 @@ def _bench(options: _Options) -> int:
 
     if options.list:
         return _list()
-    with _told_as_usage(ValueError):
+    with _usage_errors(ValueError):
         if options.show:
             rows = options.show
             out = options.out or rows.parent
@@ -347,14 +348,14 @@ def _bench(options: _Options) -> int:
 
 
 def _grid(options: _Options) -> GridSettings:
-    """Return what ``mimose bench`` was asked to compare."""
+    """Return the settings of ``mimose bench``."""
     from mimose.bench.device import need_device
     from mimose.bench.grid.runner import GridSettings, raise_if_impossible
     from mimose.bench.grid.traces import from_file
     from mimose.bench.grid.workloads import workload_named
 
     if options.model and ":" not in options.model:
-        msg = f"--model {options.model}: give it as module:function"
+        msg = f"--model {options.model}: write it as module:function"
         raise UsageError(msg)
     chosen = options.workloads or ([] if options.model else _by_default(options))
     workloads = tuple(dict.fromkeys([*chosen, *filter(None, [options.model])]))
@@ -378,8 +379,8 @@ def _grid(options: _Options) -> GridSettings:
     )
     if len(trace) > settings.n_batches:
         sys.stderr.write(
-            f"mimose bench: {settings.n_batches} of the {len(trace)} batches that were "
-            f"given are used, the first: see --steps\n"
+            f"mimose bench: only the first {settings.n_batches} of {len(trace)} given "
+            f"batches are used: see --steps\n"
         )
     for name in workloads:
         raise_if_impossible(settings, name)
@@ -387,7 +388,7 @@ def _grid(options: _Options) -> GridSettings:
 
 
 def _strategies(chosen: Sequence[str] | None) -> tuple[str, ...]:
-    """Return the strategies to compare, all by default, behind plain training."""
+    """Return the strategies to compare, plain training first; by default all."""
     from mimose.bench.grid.strategies import STRATEGIES
 
     strategies = tuple(dict.fromkeys(["none", *(chosen or STRATEGIES)]))
@@ -398,19 +399,22 @@ def _strategies(chosen: Sequence[str] | None) -> tuple[str, ...]:
             for name in unknown
             for near in difflib.get_close_matches(name, STRATEGIES)
         ]
-        advice = f"choose of {', '.join(STRATEGIES)}"
+        advice = f"choose from {', '.join(STRATEGIES)}"
         if meant:
             advice = f"did you mean {', '.join(meant)}?"
         msg = f"no strategy is called {', '.join(unknown)}; {advice}"
         raise UsageError(msg)
     if not any(STRATEGIES[name].heeds_budget for name in strategies):
-        msg = f"{', '.join(strategies)}: none of these heeds a budget; add mimose, say"
+        msg = (
+            f"{', '.join(strategies)}: none of these keeps a budget, so there is "
+            f"nothing to compare; add another one, such as mimose"
+        )
         raise UsageError(msg)
     return strategies
 
 
 def _by_default(options: _Options) -> list[str]:
-    """Return the workloads to run: with lengths given, those that they are for."""
+    """Return the default workloads; with --lengths those that have these sizes."""
     from mimose.bench.grid.traces import columns_of
     from mimose.bench.grid.workloads import DEFAULT, WORKLOADS
 
@@ -420,8 +424,8 @@ def _by_default(options: _Options) -> list[str]:
     found = [name for name in DEFAULT if set(WORKLOADS[name].sizes) <= set(given)]
     if not found:
         msg = (
-            f"{options.lengths} has columns {', '.join(given)}: no workload of the "
-            f"default has these; name one with --workloads"
+            f"{options.lengths} has the columns {', '.join(given)}, which no default "
+            f"workload has: name a workload with --workloads (see --list)"
         )
         raise UsageError(msg)
     return found
@@ -442,11 +446,11 @@ def _list() -> int:
 
 
 def _report(options: _Options) -> int:
-    """Make a page of a run, and show its numbers.
+    """Make a page of a run, and show its main numbers.
 
-    One HTML page from the records that mimose.attach(model, budget,
-    record_to='records.jsonl') writes; the most important numbers are printed, and left
-    as JSON beside the page. It needs nothing but a browser, and loads nothing.
+    The command reads the records that mimose.attach(model, budget,
+    record_to='records.jsonl') writes. It makes one HTML page, which loads nothing,
+    prints the main numbers, and writes them as JSON beside the page.
 
     Examples:
       mimose report run/                      reads run/records.jsonl
@@ -455,9 +459,9 @@ def _report(options: _Options) -> int:
       mimose report records.jsonl --tensorboard board/
 
     Exit status:
-      0    every step whose peak was read stayed within the budget
-      1    a step went over it; the page is written all the same
-      2    it cannot be done: wrong options, an unreadable file, a missing package
+      0    no step whose peak was read was over the budget
+      1    a step was over the budget; the page is written too
+      2    not possible: wrong options, an unreadable file, a missing package
     """
     from mimose.report.headline import figures, headline, verdict
     from mimose.report.page import write_page
@@ -467,26 +471,26 @@ def _report(options: _Options) -> int:
     path, records = _read(options.records)
     page = options.out or path.with_suffix(".html")
     if not page.name:
-        msg = f"cannot write {page}, a folder: give a file, such as --out page.html"
+        msg = f"--out {page} is a folder: give a file, such as --out page.html"
         raise UsageError(msg)
     files = {"page": page, "numbers": page.with_suffix(".numbers.json")}
     if path.resolve() in (page.resolve(), files["numbers"].resolve()):
-        msg = f"{path} is the file of the records itself: give the page another name, "
+        msg = f"the page would overwrite the records in {path}: give it another name, "
         msg += f"such as --out {path.stem}-page.html"
         raise UsageError(msg)
     if options.tensorboard is not None:
         files["tensorboard"] = options.tensorboard
     numbers = headline(records)
-    told = asdict(numbers) | {"files": {name: str(f) for name, f in files.items()}}
-    with _told_as_usage():
+    shown = asdict(numbers) | {"files": {name: str(f) for name, f in files.items()}}
+    with _usage_errors():
         page.parent.mkdir(parents=True, exist_ok=True)
         write_page(records, page, title=f"mimose: {path}")
-        files["numbers"].write_text(json.dumps(told) + "\n", encoding="utf-8")
+        files["numbers"].write_text(json.dumps(shown) + "\n", encoding="utf-8")
         if options.tensorboard is not None:
             from mimose.report.metrics import write_scalars
 
             write_scalars(records, options.tensorboard)
-    lines = [json.dumps(told)]
+    lines = [json.dumps(shown)]
     if not options.json:
         width = terminal_width()
         rows = [
@@ -500,23 +504,24 @@ def _report(options: _Options) -> int:
 
 
 def _read(path: Path) -> tuple[Path, list[StepRecord]]:
-    """Return a run's file, given it or its folder, and the records in it."""
+    """Return the file of records, from its path or its folder, and the records."""
     from mimose.records import read_records
 
     if path.is_dir():
         path /= "records.jsonl"
         if not path.exists():
-            msg = f"{path.parent} holds no {path.name}: give the file that "
+            msg = f"there is no {path.name} in {path.parent}: give the file that "
             msg += "attach(record_to=...) wrote"
             raise UsageError(msg)
     try:
-        with _told_as_usage(MimoseError):
+        with _usage_errors(MimoseError):
             records = read_records(path)
     except UnicodeDecodeError as error:
-        msg = f"cannot read {path}: it is no text"
+        msg = f"cannot read {path}: it is not a text file; give the file that "
+        msg += "attach(record_to=...) wrote"
         raise UsageError(msg) from error
     if not records:
-        msg = f"{path} holds no step that was run to its end"
+        msg = f"{path} has no record of a complete step"
         raise UsageError(msg)
     return path, records
 
@@ -525,51 +530,56 @@ _DTYPES = ("float32", "bfloat16")
 _SCALES = ("tiny", "small", "base")
 _SHARES = (0.35, 0.5, 0.7)
 _COMMON: tuple[_Option, ...] = (
-    ("--seed", seed, 0, "of weights, order and what is drawn"),
-    ("--threads", at_least_one, 2, "for torch"),
-    ("--json", bool, None, "print JSON alone"),
+    ("--seed", seed, 0, "seed of the weights and of the order of batches"),
+    ("--threads", at_least_one, 2, "threads of torch"),
+    ("--json", bool, None, "print only JSON"),
 )
 _TRAINED: tuple[_Option, ...] = (
-    ("--model MODULE:FUNCTION", None, None, "a model of your own; see above"),
-    ("--device", None, "cpu", "such as cuda"),
-    ("--dtype", _DTYPES, "float32", "that layers compute in; bfloat16 by autocast"),
+    ("--model MODULE:FUNCTION", None, None, "your own model; see above"),
+    ("--device", None, "cpu", "device to train on, such as cuda"),
+    ("--dtype", _DTYPES, "float32", "dtype of the layers; bfloat16 uses autocast"),
 )
 _COMMANDS: dict[Callable[[_Options], int], tuple[_Option, ...]] = {
     _demo: (
-        ("--steps", at_least_one, 100, "for each strategy"),
+        ("--steps", at_least_one, 100, "steps of each strategy"),
         *_COMMON,
         ("--out", Path, Path("runs/demo"), "folder for the files"),
     ),
     _advise: (
         *_TRAINED,
-        ("--budget", None, None, "as of mimose.attach: 8GiB, 80%%, +400MiB"),
-        ("--minutes", positive, 5.0, "that measuring may take"),
-        ("--methods A,B", names, None, "which (default: all that can be)"),
-        ("--list", bool, None, "name the methods, and end"),
-        ("--optimizer", ("adamw", "sgd"), "adamw", "which"),
+        ("--budget", None, None, "as for mimose.attach: 8GiB, 80%%, +400MiB"),
+        ("--minutes", positive, 5.0, "longest time to measure"),
+        ("--methods A,B", names, None, "methods (default: all that are possible)"),
+        ("--list", bool, None, "list the methods and exit"),
+        ("--optimizer", ("adamw", "sgd"), "adamw", "optimizer to train with"),
         *_COMMON,
-        ("--show MEASURED.json", Path, None, "answer from readings that are there"),
+        ("--show MEASURED.json", Path, None, "measure nothing; use saved readings"),
         ("--out", Path, None, "folder (default: runs/advise, or that of --show)"),
     ),
     _bench: (
-        ("--list", bool, None, "name workloads and strategies, and end"),
-        ("--workloads A,B", names, None, "which (default: the paper's language tasks)"),
-        ("--strategies A,B", names, None, "which (default: all)"),
-        ("--budgets A,B", shares, _SHARES, "over 0 and up to 1; see above"),
-        ("--steps", at_least_one, 60, "measured for each strategy and budget"),
-        ("--warm-up", at_least_one, 12, "steps before them, apart"),
-        ("--scale", _SCALES, "tiny", "of the models"),
+        ("--list", bool, None, "list workloads and strategies and exit"),
+        ("--workloads A,B", names, None, "workloads (default: the language tasks)"),
+        ("--strategies A,B", names, None, "strategies (default: all)"),
+        ("--budgets A,B", shares, _SHARES, "shares above 0 and up to 1; see above"),
+        ("--steps", at_least_one, 60, "measured steps of each strategy and budget"),
+        ("--warm-up", at_least_one, 12, "steps before them, which are not counted"),
+        ("--scale", _SCALES, "tiny", "size of the models"),
         *_TRAINED,
-        ("--lengths FILE.csv", Path, None, "your batches: sizes by column, one a line"),
+        (
+            "--lengths FILE.csv",
+            Path,
+            None,
+            "your batches: one size a column",
+        ),
         *_COMMON,
-        ("--show ROWS.csv", Path, None, "run nothing: show rows that are there"),
+        ("--show ROWS.csv", Path, None, "run nothing; show saved rows"),
         ("--out", Path, None, "folder (default: runs/bench, or that of --show)"),
     ),
     _report: (
         ("records", Path, None, "the file of records, or its folder"),
         ("--out PAGE", Path, None, "the page (default: beside the records, as .html)"),
-        ("--json", bool, None, "print JSON alone"),
-        ("--tensorboard DIR", Path, None, "write each step's numbers there as well"),
+        ("--json", bool, None, "print only JSON"),
+        ("--tensorboard DIR", Path, None, "also write metrics for TensorBoard there"),
     ),
 }
 

@@ -47,7 +47,7 @@ _log = logging.getLogger(__name__)
 
 
 def _installed() -> list[Any]:
-    """Import the installed packages; a Trainer takes callbacks of its own package.
+    """Import the installed packages; a Trainer takes its package's callbacks.
 
     Raises:
         ImportError: Neither is installed.

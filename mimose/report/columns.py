@@ -1,7 +1,7 @@
-"""Text for a terminal of any width: lines that wrap, tables that get narrower.
+"""Text for a terminal of any width: wrapped lines and tables.
 
-A table that does not fit is written with fewer columns, and where that does not fit
-either, one row below the other.
+A table that is too wide gets fewer columns. If that is not enough, each row becomes a
+paragraph.
 """
 
 from __future__ import annotations
@@ -11,26 +11,26 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 _UNKNOWN = 100
-"""Columns where the width is not known: a file, a pipe, a log."""
+"""The width if it is not known: in a file, a pipe or a log."""
 _LEAST = 20
 _WIDE = 60
-"""From so many columns on, names stand in a separate column."""
+"""From this width on, names have their own column."""
 _INDENT = "  "
 
 
 def terminal_width() -> int:
-    """Return how many columns the terminal has."""
+    """Return the width of the terminal in characters."""
     return max(_LEAST, shutil.get_terminal_size((_UNKNOWN, 24)).columns)
 
 
 def wrapped(text: str, width: int, *, first: str = "", rest: str = "") -> list[str]:
-    """Break a text between words; a longer word stays whole.
+    """Wrap a text between words.
 
     Args:
         text: The text.
-        width: Columns.
-        first: Before the first line.
-        rest: Before the others.
+        width: Characters in a line.
+        first: Indent of the first line.
+        rest: Indent of the other lines.
     """
     return textwrap.wrap(
         text,
@@ -43,11 +43,11 @@ def wrapped(text: str, width: int, *, first: str = "", rest: str = "") -> list[s
 
 
 def named(rows: Sequence[tuple[str, str]], width: int) -> list[str]:
-    """Write texts behind their names, one column each where there is room.
+    """Return names with their texts, in two columns if the terminal is wide enough.
 
     Args:
         rows: Names and texts.
-        width: Columns.
+        width: Characters in a line.
     """
     aside = max((len(name) for name, _ in rows), default=0) + 1
     lines: list[str] = []
@@ -64,12 +64,12 @@ def named(rows: Sequence[tuple[str, str]], width: int) -> list[str]:
 def table(
     rows: Sequence[Sequence[str]], width: int, *, fewer: Sequence[Sequence[int]]
 ) -> list[str]:
-    """Align columns: the first to the left, the rest to the right.
+    """Return a table: the first column aligned to the left, the others to the right.
 
     Args:
-        rows: The first names the columns.
-        width: Columns of the terminal.
-        fewer: Which columns to keep where all do not fit; the first of these that do.
+        rows: The rows; the first has the names of the columns.
+        width: Characters in a line.
+        fewer: Choices of columns if not all fit. The first choice that fits is used.
     """
     for kept in (range(len(rows[0])), *fewer):
         lines = _aligned([[row[i] for i in kept] for row in rows])

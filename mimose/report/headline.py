@@ -1,4 +1,4 @@
-"""A run in numbers, from its records alone, and what they say in words."""
+"""The main numbers of a run, from its records, and a verdict in words."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ TIME_UNITS = {"h": 3600.0, "min": 60.0, "s": 1.0, "ms": 1e-3}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline:
-    """What the top of the page and ``mimose report`` say."""
+    """The main numbers of a run: the page's, and those of ``mimose report``."""
 
     steps: int
     runs: int
-    """How many runs the steps are of."""
+    """The number of runs to which the steps belong."""
     shapes: int
     """Distinct shapes of the batch."""
     phases: Mapping[str, int]
-    """Steps by phase."""
+    """The number of steps in each phase."""
     budget_bytes: int
-    """The last run's budget, at its end."""
+    """The budget at the end of the last run."""
     budget_range: tuple[int, int]
-    """The least and the largest of the last run's steps."""
+    """The smallest and the largest budget of the last run."""
     peak_bytes: int | None
     """The highest observed peak; None if none was read."""
     budget_use: float | None
@@ -46,31 +46,32 @@ class Headline:
     steps_over: int
     """Steps whose peak exceeded the budget."""
     recompute_share: float
-    """Of all layer calls, the share that was recomputed."""
+    """The share of all layer calls that was recomputed."""
     recomputed_flops: int
     collected_flops: int
-    """The part of it spent in phase `collect`."""
+    """The part of them in phase `collect`."""
     cache_hit_rate: float
-    """Of all steps, the share whose plan came from the cache."""
+    """The share of all steps whose plan came from the cache."""
     seconds: float
-    """Of all steps, each from the start of its forward to the end of its backward."""
+    """The sum over all steps, from the start of the forward to the end of the
+    backward."""
     plan_seconds: float
-    """Time spent to decide on plans, part of `seconds`."""
+    """The part of `seconds` that it took to find or make plans."""
     retries: int
-    """Forwards run again after running out of memory."""
+    """Forwards that ran again after they ran out of memory."""
     error_p50: float | None
-    """Median of |observed − predicted| growth, as a share of predicted growth, over
-    the steps in phase `plan`; None if there are none."""
+    """The median of |observed − predicted| growth, as a share of the predicted growth,
+    over the steps in phase `plan`; None without such steps."""
     error_p99: float | None
     error_bytes: float | None
     """The same median in bytes, |observed − predicted|."""
 
 
 def headline(records: Sequence[StepRecord]) -> Headline:
-    """Sum up the records of one run or several.
+    """Return the main numbers of one run or several.
 
     Args:
-        records: At least one.
+        records: Their records, at least one.
     """
     runs = split_runs(records)
     peaks = [r.highest_bytes for r in records if r.highest_bytes is not None]
@@ -110,13 +111,13 @@ def headline(records: Sequence[StepRecord]) -> Headline:
 
 
 def budget_range(records: Iterable[StepRecord]) -> tuple[int, int]:
-    """Return the least and the largest budget of some steps, at least one."""
+    """Return the smallest and the largest budget of some steps, at least one."""
     budgets = {record.budget_bytes for record in records}
     return min(budgets), max(budgets)
 
 
 def format_budgets(of_steps: tuple[int, int]) -> str:
-    """Write a budget for people, or the range in which it moved.
+    """Return a budget as text, or the range in which it moved.
 
     >>> format_budgets((2**30, 2**30)), format_budgets((2**30, 2**31))
     ('1.00 GiB', '1.00 GiB to 2.00 GiB')
@@ -125,7 +126,7 @@ def format_budgets(of_steps: tuple[int, int]) -> str:
 
 
 def verdict(numbers: Headline) -> str:
-    """Say in a sentence whether the budget was kept.
+    """Return a sentence that says whether the budget was kept.
 
     Args:
         numbers: The run in numbers.
@@ -146,7 +147,7 @@ def verdict(numbers: Headline) -> str:
 
 
 def figures(numbers: Headline) -> Iterator[tuple[str, str, str]]:
-    """Yield the run's numbers for people: name, number and a remark of each.
+    """Yield the name, the number and a remark for each of the main numbers.
 
     Args:
         numbers: The run in numbers.
@@ -178,7 +179,7 @@ def figures(numbers: Headline) -> Iterator[tuple[str, str, str]]:
         f"{format_flops(numbers.collected_flops)} of it while measuring",
     )
     rate = f"{numbers.cache_hit_rate:.1%}"
-    yield "plans from the cache", rate, "of the steps; the others' were made anew"
+    yield "plans from the cache", rate, "of the steps; other plans were made new"
     timed = f"of {format_seconds(numbers.seconds)} in steps"
     spent = format_seconds(numbers.plan_seconds)
     yield "choosing plans took", spent, timed if numbers.seconds else "steps not timed"
@@ -193,18 +194,18 @@ def figures(numbers: Headline) -> Iterator[tuple[str, str, str]]:
 
 
 def unit_of(largest: float, units: Mapping[str, float]) -> tuple[str, float]:
-    """Choose the unit that fits the largest of some numbers; else the smallest.
+    """Return the largest one that is not above a number; else the smallest.
 
     Args:
-        largest: That number.
-        units: From the largest to the smallest.
+        largest: The largest of the numbers to show.
+        units: The units, the largest first.
     """
     *_, smallest = units.items()
     return next((unit for unit in units.items() if largest >= unit[1]), smallest)
 
 
 def format_flops(flops: float) -> str:
-    """Write a number of FLOPs for people.
+    """Return a number of FLOPs as text.
 
     >>> format_flops(3_120_000_000)
     '3.12 GFLOP'
@@ -213,7 +214,7 @@ def format_flops(flops: float) -> str:
 
 
 def format_seconds(seconds: float) -> str:
-    """Write a time for people.
+    """Return a time as text.
 
     >>> format_seconds(0.0123), format_seconds(5400)
     ('12.3 ms', '1.5 h')
@@ -228,7 +229,7 @@ def _in_unit(number: float, units: Mapping[str, float]) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """Write how many there are of something.
+    """Return a number and its noun as text.
 
     >>> counted(1, "step"), counted(1200, "step")
     ('1 step', '1,200 steps')

@@ -1,9 +1,9 @@
-"""One page of a run: figures and tables in a single HTML file, from its records.
+"""The page of a run: figures and tables in one HTML file, from its records.
 
-``page.html`` beside this file draws in the browser, and loads nothing. What it draws is
-chosen here and stands in the page as JSON: however many steps there are, some hundred
-marks a figure and some hundred rows a table. Steps of one phase at one place share a
-mark, the median with a bar from the lowest to the highest, so that no extreme is lost.
+``page.html`` beside this file draws in the browser and loads nothing. This module
+chooses what it draws, and puts it into the page as JSON: a few hundred marks a figure
+and a few hundred rows a table, whatever the number of steps. Steps of one phase at the
+same place share a mark: the median, with a bar from the lowest to the highest value.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ from mimose.report.shapes import (
 _Json: TypeAlias = dict[str, Any]
 _Values: TypeAlias = NDArray[np.float64]
 _Row: TypeAlias = tuple[str, tuple[int, ...]]
-"""The name of a row or column of the map, and what fills it."""
+"""The name of a row or column of the map, and its cells."""
 
 _MOST_SINGLE = 400
-"""So many steps are drawn one by one."""
+"""Up to this many steps each step has its own mark."""
 _MOST_PLACES = 200
 _MOST_RINGS = 200
 _MOST_WORST = 10
@@ -65,20 +65,20 @@ def write_page(
     *,
     title: str = "A training run under mimose",
 ) -> None:
-    """Write a page about a run: one HTML file that loads nothing else.
+    """Write the page of a run: one HTML file that loads nothing.
 
     Args:
-        records: The run's records, as `mimose.records.read_records` returns
-            them; or those of several runs, one after the other.
-        path: Where to write.
-        title: Stands at the top.
+        records: The records of a run, as `mimose.records.read_records` returns them; or
+            those of several runs, one after the other.
+        path: The file to write.
+        title: The title of the page.
 
     Raises:
         MimoseError: There are no records.
         OSError: The file cannot be written.
     """
     if not records:
-        msg = "there are no steps to write a page about"
+        msg = "there are no records of steps, so there is no page to write"
         raise MimoseError(msg)
     numbers = headline(records)
     steps = _Steps(records)
@@ -109,7 +109,7 @@ def write_page(
         "shapes": _shapes(steps),
         "unusual": _unusual(steps),
     }
-    # "<" alone could end the script element that holds it.
+    # A "<" in a text could end the script element.
     text = json.dumps(data, allow_nan=False, separators=(",", ":"))
     template = Path(__file__).with_suffix(".html").read_text(encoding="utf-8")
     page = template.replace("DATA", text.replace("<", "\\u003c"), 1)
@@ -117,14 +117,14 @@ def write_page(
 
 
 class _Steps:
-    """Records in order of run and step, and what only shows beside the others."""
+    """The records in order of run and step, with what follows from all of them."""
 
     def __init__(self, records: Sequence[StepRecord]) -> None:
         self.records: list[StepRecord] = []
         self.runs: list[int] = []
         self.shapes: list[Shape] = []
         self.starts: list[int] = []
-        """The positions at which a run begins."""
+        """The indices at which runs begin."""
         for number, run in enumerate(split_runs(records), start=1):
             run.sort(key=lambda record: record.step)
             self.starts.append(len(self.records))
@@ -142,12 +142,12 @@ class _Steps:
         self.errors = 100 * self.values(lambda record: record.prediction_error)
 
     def values(self, of: Callable[[StepRecord], float | None]) -> _Values:
-        """Return a number of every step, (n_steps,); NaN where it is not known."""
+        """Return (n_steps,) a number of every step, NaN if it is not known."""
         found = (of(record) for record in self.records)
         return np.array([np.nan if x is None else x for x in found], dtype=float)
 
     def words(self, at: Sequence[int]) -> Iterator[str]:
-        """Yield the lines about one step or some that appear under the mouse."""
+        """Yield the lines of the tooltip of one step or several."""
         record, last = self.records[at[0]], self.records[at[-1]]
         shapes = {self.shapes[i] for i in at}
         shape = shape_text(*shapes) if len(shapes) == 1 else f"{len(shapes)} shapes"
@@ -171,12 +171,12 @@ class _Steps:
 
 
 def _marks(steps: _Steps, xs: _Values, ys: _Values) -> _Json:
-    """Choose the marks of a figure: dots by phase and place, and rings around a few.
+    """Return the marks of a figure: dots by phase and place, and rings around a few.
 
     Args:
         steps: The steps.
-        xs: Where each stands, (n_steps,).
-        ys: How high, (n_steps,); those that are NaN are left out.
+        xs: (n_steps,) Horizontal positions.
+        ys: (n_steps,) Vertical positions; steps with NaN are left out.
     """
     known = np.flatnonzero(~np.isnan(xs + ys))
     places = known
@@ -215,21 +215,21 @@ def _marks(steps: _Steps, xs: _Values, ys: _Values) -> _Json:
 
 
 def _short(number: float) -> float | None:
-    """Keep as many digits as a picture shows."""
+    """Return a number with as many digits as a figure shows; None if it is NaN."""
     return None if not np.isfinite(number) else float(f"{number:.6g}")
 
 
 def _thinned(values: _Values) -> list[list[float | None]]:
-    """Choose points that a line joins: those of all steps, or of a few."""
+    """Return the points of a line: all steps, or a few hundred of them."""
     at = np.linspace(0, len(values) - 1, min(len(values), _MOST_SINGLE)).round()
     return [[int(i), _short(values[int(i)])] for i in at]
 
 
 def _budget(steps: _Steps) -> _Json:
-    """Return the last run's budget, what it left for a step, and what was reserved.
+    """Return the last run's budget, what it leaves for a step, and reserved bytes.
 
-    What is left is that of all steps but the hundredth at either end. Budgets of
-    several sizes have a course.
+    What it leaves are the 1st, 50th and 99th percentile over the steps. A budget that
+    moves has a line too.
     """
     own = steps.records[steps.starts[-1] :]
     left = [record.budget_bytes - record.start_bytes for record in own]
@@ -247,7 +247,7 @@ def _budget(steps: _Steps) -> _Json:
 
 
 def _times(steps: _Steps) -> list[Any]:
-    """Return bars of seconds, those of choosing plans too, and of recomputed FLOPs."""
+    """Return bars of seconds by phase, of plans, and of recomputed FLOPs."""
     seconds: list[tuple[str, float, str]] = []
     flops: list[tuple[str, float, str]] = []
     for phase in PHASES:
@@ -264,7 +264,7 @@ def _times(steps: _Steps) -> list[Any]:
 
 
 def _rates(steps: _Steps, window: int) -> _Json:
-    """Return how often plans were cached and layers recomputed, over recent steps."""
+    """Return moving averages of cache hits and of recomputed layer calls."""
 
     def recent(of: Callable[[StepRecord], float]) -> _Values:
         sums = np.concatenate([np.zeros(window), np.cumsum(steps.values(of))])
@@ -281,7 +281,7 @@ def _rates(steps: _Steps, window: int) -> _Json:
 
 
 def _layers(steps: _Steps) -> _Json:
-    """Return the last plan of each shape by layer, the smallest shape first."""
+    """Return the last plan of each shape, by layer call, the smallest shape first."""
     last = dict(zip(steps.shapes, steps.records, strict=True))
     plans = [(shape, _plan(last[shape])) for shape in steps.by_size]
     plans = [(shape, plan) for shape, plan in plans if plan]
@@ -309,9 +309,9 @@ def _layers(steps: _Steps) -> _Json:
 
 
 def _plan(record: StepRecord) -> dict[str, str]:
-    """Return the actions by call; where names are missing, by place.
+    """Return the actions by the names of layer calls, or by number without names.
 
-    A step that measures recomputes all it can: that is no plan of its shape.
+    Recomputation in a measured step is shown as such, because it is not a plan.
     """
     names: Sequence[str] = record.events
     if len(names) != len(record.actions):
@@ -324,7 +324,7 @@ def _plan(record: StepRecord) -> dict[str, str]:
 
 
 def _alike(rows: Iterable[_Row]) -> list[_Row]:
-    """Merge neighbours with the same cells, under the names of the first and last."""
+    """Merge neighbors with the same cells, named by the first and the last."""
     merged = []
     for cells, group in groupby(rows, key=lambda row: row[1]):
         first, *others = (name for name, _ in group)
@@ -333,15 +333,15 @@ def _alike(rows: Iterable[_Row]) -> list[_Row]:
 
 
 def _some(rows: list[_Row], most: int) -> list[_Row]:
-    """Choose so many at even distances, the last among them; all if there are fewer."""
+    """Return at most this many rows at even distances, the last one included."""
     n_drawn = min(len(rows), most)
     return [rows[(i + 1) * len(rows) // n_drawn - 1] for i in range(n_drawn)]
 
 
 def _short_names(calls: Sequence[str]) -> list[str]:
-    """Drop the call's number where it says nothing, and what all have in common.
+    """Return short names: without call numbers if all are 0, and a shared prefix.
 
-    Of the front that all share the last part stays: it says what is counted.
+    The last part of the prefix stays, because it says what the numbers count.
     """
     if all(call.endswith("#0") for call in calls):
         calls = [call.removesuffix("#0") for call in calls]
@@ -357,7 +357,7 @@ def _short_names(calls: Sequence[str]) -> list[str]:
 
 
 def _shapes(steps: _Steps) -> _Json:
-    """List the shapes, the largest first; of many, like neighbours share a row."""
+    """Return a table of shapes, the largest first; neighbors may share a row."""
     of_shape: dict[Shape, list[StepRecord]] = defaultdict(list)
     for shape, record in zip(steps.shapes, steps.records, strict=True):
         of_shape[shape].append(record)
@@ -394,7 +394,7 @@ def _shapes(steps: _Steps) -> _Json:
 
 
 def _sizes(steps: _Steps, shapes: Sequence[Shape]) -> Iterator[str | list[int]]:
-    """Write the sizes of shapes, each from the least to the largest."""
+    """Yield the sizes of shapes, each as a range."""
     if steps.names is None:
         yield " … ".join(dict.fromkeys(map(shape_text, (shapes[-1], shapes[0]))))
         return
@@ -403,13 +403,13 @@ def _sizes(steps: _Steps, shapes: Sequence[Shape]) -> Iterator[str | list[int]]:
 
 
 def _unusual(steps: _Steps) -> _Json:
-    """List the steps that were not ordinary ones, and why; like ones share a row."""
+    """Return a table of unusual steps with reasons; similar steps share a row."""
     alike: dict[tuple[Any, ...], list[int]] = defaultdict(list)
     for i, record in enumerate(steps.records):
         has_reason = bool(record.reason) and record.phase != "collect"
         is_again = record.retries > 0
         if has_reason or is_again or record.is_over or record.phase == "fallback":
-            kind = kind_of(record.reason)  # whatever numbers or actions it names
+            kind = kind_of(record.reason)
             key = (not record.is_over, not is_again, steps.runs[i], record.phase, kind)
             alike[key].append(i)
     severest = sorted(alike.items(), key=lambda item: (*item[0][:2], -len(item[1])))

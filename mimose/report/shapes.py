@@ -1,4 +1,4 @@
-"""Each step's shape: the sizes of its batch that vary, by name."""
+"""The shapes of steps: the sizes of the batch that vary, by name."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ _Names: TypeAlias = tuple[str, ...]
 
 
 def split_runs(records: Sequence[StepRecord]) -> list[list[StepRecord]]:
-    """Part the records where a step number comes again.
+    """Split records into runs: a new run begins when a step number repeats.
 
-    Steps of one run may be out of order: they are written as they end.
+    Steps of one run may be out of order, because they are written when they end.
     """
     runs: list[list[StepRecord]] = []
     seen: set[int] = set()
@@ -30,11 +30,11 @@ def split_runs(records: Sequence[StepRecord]) -> list[list[StepRecord]]:
 
 
 def shapes_of(run: Sequence[StepRecord]) -> list[Shape]:
-    """Return each step's sizes, those known to vary by the last; all if none does.
+    """Return each step's sizes that vary during the run; all sizes if none varies.
 
-    The first record of a signature names all sizes, the others those that had
-    varied by then; what was not named was as in the first. Where that one is not kept,
-    a size is left out.
+    The first record of a signature has all sizes, the later ones those that had varied
+    until then; the others are as in the first. If the first record is not kept, some
+    sizes are unknown.
 
     Args:
         run: The records of one run.
@@ -56,9 +56,9 @@ def shapes_of(run: Sequence[StepRecord]) -> list[Shape]:
 
 
 def _kinds(records: Sequence[StepRecord]) -> dict[_Names, _Names]:
-    """Map the names that records have to the last ones of the same signature.
+    """Map the names of each record to the last names of the same signature.
 
-    Records of one kind have all their names, or all but the later ones, in common.
+    Of two records of a signature, the names of one contain those of the other.
     """
     kinds: dict[_Names, _Names] = {}
     for record in reversed(records):
@@ -74,17 +74,17 @@ def _is_one_in_other(names: _Names, others: _Names) -> bool:
 
 
 def shape_text(shape: Shape) -> str:
-    """Write a shape in full."""
+    """Return a shape as text."""
     return ", ".join(f"{name}={size}" for name, size in shape) or "(no sizes)"
 
 
 def sizes_text(shape: Shape) -> str:
-    """Write the sizes of a shape alone, where all have the same names."""
+    """Return the sizes of a shape as text, without their names."""
     return " × ".join(str(size) for _, size in shape) or "–"
 
 
 def n_elements(shape: Shape) -> int:
-    """Return how large a batch is: its number of elements, as far as they vary.
+    """Return the size of a batch: the number of its elements, from sizes that vary.
 
     >>> n_elements((("ids.0", 4), ("ids.1", 10), ("labels.1", 5)))
     60
@@ -96,7 +96,7 @@ def n_elements(shape: Shape) -> int:
 
 
 def formula(names: Sequence[str]) -> str:
-    """Write down what `n_elements` computes.
+    """Return the formula of `n_elements` as text.
 
     >>> formula(("ids.0", "ids.1", "labels.1"))
     'ids.0 × (ids.1 + labels.1)'
@@ -109,7 +109,7 @@ def formula(names: Sequence[str]) -> str:
 
 
 def _factors(names: Sequence[str]) -> tuple[list[str], list[list[str]]]:
-    """Part names into the batch's, if one alone is, and the others by argument."""
+    """Split names into the batch size, if there is only one, and others by argument."""
     batch = [name for name in names if name.endswith(".0")]
     common = batch if len(batch) == 1 else []
     arguments: dict[str, list[str]] = {}

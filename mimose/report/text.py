@@ -1,4 +1,4 @@
-"""A session in numbers, and as text for people."""
+"""The text of a session's report, and of the plan of one shape."""
 
 from __future__ import annotations
 
@@ -28,24 +28,24 @@ from mimose.report.shapes import shape_text, shapes_of, sizes_text
 _MOST_SHAPES = 12
 _MOST_REASONS = 5
 _PAYS = 0.05
-"""A gain in throughput that is worth twice the batch."""
+"""The gain in throughput that makes a batch twice as large worthwhile."""
 _SHORT = ((0, 1, 3, 5), (0, 3, 5))
-"""Columns of the table of shapes where all do not fit: shape, recomputed, observed, and
-the number of steps if it does."""
+"""Columns of the table of shapes in a narrow terminal: shape, recomputed, observed, and
+the number of steps if it fits."""
 _SHORT_PLAN = ((0, 1, 2, 4), (0, 1, 2))
-"""The same of a plan: call, action, holds, and what it adds."""
+"""Columns of a plan in a narrow terminal: call, action, holds, and GFLOP if it fits."""
 
 
 def summarise(
     records: Records, plans: Plans, *, budget_bytes: int, **state: Any
 ) -> Summary:
-    """Sum up the records of a session.
+    """Return the summary of a session.
 
     Args:
-        records: The records that are kept, and the totals of all.
-        plans: Those in use, and those made ahead.
-        budget_bytes: The budget now.
-        state: What the session alone knows: the other fields of `Summary`, by name.
+        records: The records in memory, with the totals of all.
+        plans: The plans of the session.
+        budget_bytes: The present budget.
+        state: The other fields of `Summary`, by name.
     """
     errors = [
         abs(record.prediction_error)
@@ -76,12 +76,12 @@ def summarise(
 
 
 def report(summary: Summary, records: Sequence[StepRecord], width: int) -> str:
-    """Write what happened in a session.
+    """Return the report of a session.
 
     Args:
-        summary: The session in numbers.
+        summary: Its summary.
         records: Its records.
-        width: Columns of the terminal.
+        width: Characters in a line.
     """
     kept, inexact = summary.kept_units, summary.inexact_layers
     parts = [
@@ -103,7 +103,7 @@ def _reasoned(layers: Mapping[str, str]) -> list[str]:
 
 
 def _listed(title: str, items: Sequence[str], width: int) -> list[str]:
-    """Write items below a title; nothing if there are none."""
+    """Return items below a title; nothing if there are none."""
     lines = [
         line for item in items for line in wrapped(item, width, first="  ", rest="    ")
     ]
@@ -159,9 +159,9 @@ def _host(host: HostUse) -> str:
 
 
 def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
-    """Yield what only some sessions have something to say of."""
+    """Yield the lines that only some sessions have."""
     if summary.plans_ready:
-        yield "made ahead", f"{summary.plans_ready} plans, before their shape came"
+        yield "made ahead", f"{summary.plans_ready} plans, before their step began"
     if summary.error_p50 is not None and summary.error_p99 is not None:
         off = f"off by {summary.error_p50:.2%} of the growth (median), "
         yield "prediction", f"{off}{summary.error_p99:.2%} (99th percentile)"
@@ -171,8 +171,8 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
         n_ranks, n_exchanges, seconds, n_changed = summary.agreement
         yield (
             "ranks",
-            f"{n_ranks} agree; {n_changed} forwards ran another plan than this rank's "
-            f"own, {n_exchanges} exchanges took {seconds:.2f} s",
+            f"{n_ranks} agree; {n_changed} forwards ran another plan than this rank "
+            f"would have run alone; {n_exchanges} exchanges took {seconds:.2f} s",
         )
     if summary.fragmentation is not None:
         yield (
@@ -184,24 +184,26 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
         yield "pace", _pace(summary.fixed_seconds, summary.row_seconds)
     if summary.largest_to_come:
         least = summary.least_peak_to_come
-        takes = "not known yet" if least is None else f"at least {format_bytes(least)}"
+        needs = "what it needs is not known yet"
+        if least is not None:
+            needs = f"it needs at least {format_bytes(least)}"
         shape = tuple(summary.largest_to_come.items())
-        yield "to come", f"{shape_text(shape)} is the largest; it takes {takes}"
+        yield "expected", f"{shape_text(shape)} is the largest shape; {needs}"
     if summary.retries:
-        yield "run again", f"{summary.retries} forwards"
+        yield "run again", f"{summary.retries} forwards, after running out of memory"
 
 
 def _pace(fixed_seconds: float, row_seconds: Mapping[str, float]) -> str:
-    """Say what a step's time is made of, and where larger batches stop paying.
+    """Return the parts of a step's time, and from where larger batches gain little.
 
-    Twice n rows raise the throughput by a share of ``fixed / (fixed + 2 n each)``.
+    Doubling n rows raises the throughput by a share of ``fixed / (fixed + 2 n each)``.
     """
     text = f"a step has a fixed time of {format_seconds(fixed_seconds)}"
     for name, each in row_seconds.items():
         text += f"; each row ({name}) of the last shape adds {format_seconds(each)}"
         if each > 0.0:
             enough = math.ceil((1.0 / _PAYS - 1.0) * fixed_seconds / each / 2.0)
-            at = f"From {enough:,} rows on" if enough > 1 else "Already here"
+            at = f"From {enough:,} rows on" if enough > 1 else "From 1 row on"
             text += (
                 f". {at}, a batch twice as large trains less than {_PAYS:.0%} more "
                 f"rows a second"
@@ -210,7 +212,7 @@ def _pace(fixed_seconds: float, row_seconds: Mapping[str, float]) -> str:
 
 
 def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
-    """List the last record of each shape, the largest growth first."""
+    """Return a table of the last record of each shape, the largest growth first."""
     shapes = shapes_of(records)
     last = dict(zip(shapes, records, strict=True))
     by_growth = sorted(last, key=lambda s: -(last[s].observed_growth_bytes or 0))
@@ -248,11 +250,11 @@ def _reasons(records: Sequence[StepRecord], width: int) -> list[str]:
         for kind, n in reasons.most_common(_MOST_REASONS)
     ]
     items += _hidden(len(reasons), _MOST_REASONS, "reasons")
-    return _listed("Steps out of the ordinary", items, width)
+    return _listed("Unusual steps", items, width)
 
 
 def _in_common(kind: str, reasons: Sequence[str]) -> str:
-    """Say once what reasons of one kind say: all that is tried, or the last numbers."""
+    """Return one text for similar reasons: all actions tried, or the last numbers."""
     if kind == TRIED:
         lists = (reason.removesuffix(TRIED).strip().split(", ") for reason in reasons)
         names = dict.fromkeys(name for each in lists for name in each)
@@ -270,17 +272,16 @@ def explain(
     seconds: tuple[float, float, float] | None,
     width: int,
 ) -> str:
-    """Write a plan, call by call, and which segment binds.
+    """Return a plan as text: its layer calls, and the segment with the peak.
 
     Args:
         problem: The step, at exact sizes.
-        laid_out: The step under the plan.
+        laid_out: The timeline of the step under the plan.
         shape: Its sizes by name.
-        why: How the plan came about.
-        by_rows: Whether the head's loss is computed by rows where that pays.
-        seconds: It takes, of these whatever its batch, and for the plan; None where
-            they are not known.
-        width: Columns of the terminal.
+        why: How the plan was made.
+        by_rows: Whether mimose may compute the loss by rows.
+        seconds: Of the step, its fixed part, and what the plan adds; None if not known.
+        width: Characters in a line.
     """
     names = laid_out.segments
     peaks = dict(zip(names, laid_out.peak_bytes_by_segment.tolist(), strict=True))
@@ -307,7 +308,7 @@ def explain(
         f"{format_bytes(laid_out.peak_bytes)}, budget "
         f"{format_bytes(problem.budget_bytes)}",
         *([] if seconds is None else [_takes(*map(format_seconds, seconds))]),
-        f"binding: {', '.join(laid_out.binding_segments)}",
+        f"peak in: {', '.join(laid_out.binding_segments)}",
         f"held there: {holders}",
         *_head_advice(laid_out, by_rows=by_rows),
     ]
@@ -317,13 +318,13 @@ def explain(
 
 def _takes(seconds: str, fixed: str, extra: str) -> str:
     return (
-        f"takes {seconds}, of which {fixed} do not depend on the batch and {extra} are "
-        f"what the plan adds"
+        f"takes {seconds}: {fixed} of it do not depend on the batch, and the plan adds "
+        f"{extra}"
     )
 
 
 def _head_advice(laid_out: Timeline, *, by_rows: bool) -> Iterator[str]:
-    """Yield what there is to say of a head that makes the peak; else nothing."""
+    """Yield advice if the head has the peak."""
     if "head" not in laid_out.binding_segments:
         return
     at = laid_out.segments.index("head")
@@ -332,19 +333,19 @@ def _head_advice(laid_out: Timeline, *, by_rows: bool) -> Iterator[str]:
     others = [(float(p), i) for i, p in enumerate(peaks.tolist()) if i != at]
     next_peak, next_at = max(others)
     yield (
-        f"the head takes {format_bytes(own)} of it, of a language model for its "
-        f"logits, their loss and gradients; without them this plan would peak at "
+        f"the head (in a language model the logits, their loss and its gradients) "
+        f"takes {format_bytes(own)} of the peak; without it this plan would peak at "
         f"{format_bytes(next_peak)}, in the {laid_out.segments[next_at]}"
     )
     if not by_rows:
         yield (
-            "mimose.cross_entropy gives the same bits for less of that; losses of "
-            "transformers' own use it where the budget asks for it"
+            "mimose.cross_entropy gives the same loss, bit for bit, in less memory; "
+            "transformers' own losses use it by themselves if the budget needs it"
         )
     freed = format_bytes(laid_out.peak_bytes - next_peak)
     yield (
         f"a loss that never makes all logits (torch's linear_cross_entropy, Liger's "
-        f"fused one) would free up to {freed}; it rounds otherwise"
+        f"fused one) would free up to {freed}, but rounds differently"
     )
 
 

@@ -112,7 +112,7 @@ def test_report_leaves_a_page_and_numbers(
     ("name", "content", "error"),
     [
         ("nowhere.jsonl", None, "cannot read .*nowhere.jsonl: No such file"),
-        ("empty.jsonl", b"", "empty.jsonl holds no step"),
+        ("empty.jsonl", b"", "empty.jsonl has no record"),
         ("other.jsonl", b"{}\n", "other.jsonl, line 1: not a step's record"),
     ],
 )
@@ -196,8 +196,8 @@ def test_demo_gets_its_options_and_may_print_json_alone(
     ("options", "complaint"),
     [
         ("--workloads nothing", "no workload is called 'nothing'"),
-        ("--strategies magic", "no strategy is called magic; choose of"),
-        ("--lengths mine.csv", "has columns width: no workload"),
+        ("--strategies magic", "no strategy is called magic; choose from"),
+        ("--lengths mine.csv", "has the columns width, which no default"),
         ("--device abacus", "torch knows no such device"),
     ],
 )

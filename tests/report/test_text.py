@@ -72,7 +72,7 @@ def test_a_report_counts_like_remarks_together():
         "8 is beyond 5",
     ]
     text = _report([r for why in reasons for r in _records(1, 1, reason=why)], 120)
-    _, listed = text.split("Steps out of the ordinary\n")
+    _, listed = text.split("Unusual steps\n")
     assert [
         f"4 × selective, pool, pool4, quantize4 {TRIED}",
         "2 × 8 is beyond 5 (numbers differ)",
