@@ -64,10 +64,10 @@ class StepRecord:
     """What was held when the forward began: on an accelerator the requested bytes,
     elsewhere the resident set."""
     predicted_peak_bytes: float | None
-    """The predicted peak of the plan, in the unit of `start_bytes`; None if not
+    """The predicted peak of the plan, counted as `start_bytes`; None if not
     known."""
     observed_peak_bytes: int | None = None
-    """The peak from the start of the forward to the end of the backward, in the unit of
+    """The peak from the start of the forward to the end of the backward, counted as
     `start_bytes`. None before the backward has ended, and if it was not read (see
     `reason`)."""
     cache_hit: bool = False

@@ -198,7 +198,7 @@ def unit_of(largest: float, units: Mapping[str, float]) -> tuple[str, float]:
 
     Args:
         largest: The largest of the numbers to show.
-        units: The units, the largest first.
+        units: Named sizes, the largest first.
     """
     *_, smallest = units.items()
     return next((unit for unit in units.items() if largest >= unit[1]), smallest)
