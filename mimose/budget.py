@@ -1,4 +1,4 @@
-"""Reading a memory budget as people write it."""
+"""Reads a memory budget from text, numbers and shares."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import numpy as np
 from mimose.exceptions import BudgetError
 
 Budget: TypeAlias = float | str | None
-"""A budget as people write it; None is all there is."""
+"""A budget as a user writes it; None is all free memory."""
 
 _UNITS = {"": 1, "B": 1} | {
     f"{prefix}{suffix}": base**power
@@ -22,11 +22,11 @@ _UNITS = {"": 1, "B": 1} | {
     for suffix, base in (("B", 1000), ("IB", 1024))
 }
 _LEFT_BYTES, _LEFT_SHARE = 512 * 2**20, 0.03
-"""Of a device left to libraries, whichever is more, ..."""
+"""What stays free on a device for libraries, whichever is more."""
 _LEFT_TO_RANKS_BYTES = 2**30
-"""... and so much more where ranks communicate."""
+"""What stays free in addition if ranks communicate."""
 _LEAST_BARE = 2**20
-"""A smaller text without a unit is more likely one of MiB or GiB."""
+"""A smaller number without a suffix was probably meant as MiB or GiB."""
 _PATTERN = re.compile(r"\s*(\+?)\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%|[a-zA-Z]*)\s*")
 
 
@@ -35,23 +35,19 @@ def parse_budget(
     device_bytes: int | None,
     held_bytes: Callable[[], int] | None = None,
 ) -> int:
-    """Turn a budget as people write it into bytes.
+    """Return a budget in bytes, at least 1.
 
     Args:
-        budget: ``"6GiB"`` (2**30 bytes each), ``"6GB"`` (10**9), an integer number
-            of bytes, or ``"80%"`` or a float in (0, 1], a fraction of `device_bytes`.
-            Text without a unit is bytes, and no less than 2**20 of them. ``"+400MiB"``
-            is so much more than is held now.
-        device_bytes: What the device has, for fractions; None if unknown.
-        held_bytes: Reads what is held now; None where nothing can.
-
-    Returns:
-        The budget in bytes, at least 1.
+        budget: ``"6GiB"`` (2**30 bytes each), ``"6GB"`` (10**9), an integer number of
+            bytes, ``"80%"`` or a float in (0, 1], a share of `device_bytes`, or
+            ``"+400MiB"``, that much more than is held now. Text without a suffix is
+            bytes, at least 2**20 of them.
+        device_bytes: The memory of the device, for shares; None if not known.
+        held_bytes: Reads what is held now; None if that cannot be read.
 
     Raises:
-        BudgetError: The value has another type, no known unit, is not positive, more
-            than anything has, a fraction of an unknown total, or relative to what
-            cannot be read.
+        BudgetError: The value has another type or an unknown suffix, is not positive or
+            larger than 2**63, or refers to a number that is not known.
     """
     if isinstance(budget, str):
         return _parse_text(budget, device_bytes, held_bytes)
@@ -60,7 +56,7 @@ def parse_budget(
     if isinstance(budget, (float, np.floating)):
         return _parse_fraction(budget, float(budget), device_bytes)
     msg = (
-        f"budget must be text such as '6GiB', a number of bytes or a fraction of the "
+        f"budget must be a text such as '6GiB', a number of bytes, or a share of the "
         f"device's memory such as 0.8, got {budget!r} ({type(budget).__name__})"
     )
     raise BudgetError(msg)
@@ -69,28 +65,28 @@ def parse_budget(
 def all_there_is(
     device: str, device_bytes: int | None, *, is_shared: bool, has_ranks: bool
 ) -> int:
-    """Return the budget of who names none: what is there for this process, less some.
+    """Return the budget in bytes if the user gives none: all free memory, less some.
 
-    What the libraries take lies outside of the allocator: the context, cuBLAS, NCCL. A
-    call of theirs that finds no memory fails with no out-of-memory error.
+    Libraries need memory outside of the allocator: the context, cuBLAS, NCCL. If one of
+    their calls finds none, its error does not mention memory.
 
     Args:
-        device: Its name.
-        device_bytes: What is free there and what the process has reserved.
-        is_shared: Whether all else that runs lives there, as on a CPU.
+        device: The name of the device.
+        device_bytes: Its free memory and what the process has reserved.
+        is_shared: Whether other programs use the same memory, as on a CPU.
         has_ranks: Whether ranks communicate.
 
     Raises:
-        BudgetError: It is a CPU, whose memory others need, too, or does not tell.
+        BudgetError: The memory is shared, its size is not known, or too little is free.
     """
     if is_shared or device_bytes is None:
         there = "its size is not known"
         if device_bytes is not None:
             there = f"{format_bytes(device_bytes)} in all"
         msg = (
-            f"a model on {device} needs a budget: everything else on this machine uses "
-            f"the same memory ({there}). Give one, such as '6GiB', or '+2GiB' for 2 "
-            f"GiB more than is held now"
+            f"a model on {device} needs a budget, because everything else on this "
+            f"machine uses the same memory ({there}). Give one, such as '6GiB', or "
+            f"'+2GiB' for 2 GiB more than is held now"
         )
         raise BudgetError(msg)
     left = max(_LEFT_BYTES, _LEFT_SHARE * device_bytes)
@@ -98,7 +94,7 @@ def all_there_is(
         left += _LEFT_TO_RANKS_BYTES
     if left >= device_bytes:
         msg = (
-            f"this process can have {format_bytes(device_bytes)} on {device}, and "
+            f"this process can have {format_bytes(device_bytes)} on {device}, but "
             f"{format_bytes(left)} must stay free for libraries: free memory there "
             f"(another process may hold it), or give a budget"
         )
@@ -107,22 +103,22 @@ def all_there_is(
 
 
 def rank_share(n_bytes: int | None) -> int | None:
-    """Return what one process has of memory that all ranks of a host take theirs from.
+    """Return one rank's part of memory that all ranks on a host share.
 
     Args:
-        n_bytes: All of it; None if unknown.
+        n_bytes: The memory; None if not known.
 
     Raises:
-        BudgetError: What says how many ranks there are is no number.
+        BudgetError: LOCAL_WORLD_SIZE is not a number.
     """
     if n_bytes is None:
         return None
     n_ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
     if not n_ranks.isdecimal():
         msg = (
-            f"the environment variable LOCAL_WORLD_SIZE, by which ranks share the "
-            f"memory of their host, must be the number of ranks on this host, got "
-            f"{n_ranks!r}: set it right, or unset it where there is one rank"
+            f"the environment variable LOCAL_WORLD_SIZE must be the number of ranks on "
+            f"this host, which share its memory, got {n_ranks!r}: set it to that "
+            f"number, or unset it if there is one rank"
         )
         raise BudgetError(msg)
     return n_bytes // max(1, int(n_ranks))
@@ -139,8 +135,8 @@ def _parse_text(
     if factor is None:
         msg = (
             f"budget {text!r} is not a size: write a number with one of B, KB, MB, GB, "
-            f"TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), as in "
-            f"'6GiB'; '+6GiB' for so much more than is held now, or '80%' of the "
+            f"TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), such as "
+            f"'6GiB'; or '+6GiB' for that much more than is held now; or '80%' of the "
             f"device's memory"
         )
         raise BudgetError(msg)
@@ -148,8 +144,8 @@ def _parse_text(
     if not unit and n_bytes < _LEAST_BARE:
         own = text.strip()
         msg = (
-            f"budget {text!r} has no unit, and so few bytes hold no step: write "
-            f"'{own}GiB' or '{own}MiB', or '{own}B' if bytes are meant"
+            f"budget {text!r} has no unit, and is too small to be bytes: write "
+            f"'{own}GiB' or '{own}MiB', or '{own}B' if you mean bytes"
         )
         raise BudgetError(msg)
     if not sign:
@@ -157,7 +153,7 @@ def _parse_text(
     if held_bytes is None:
         msg = (
             f"budget {text!r} is relative to what is held now, which cannot be read "
-            f"here; give all of it, as in '6GiB'"
+            f"here: give an absolute budget, such as '6GiB'"
         )
         raise BudgetError(msg)
     return _positive(text, n_bytes) + held_bytes()
@@ -166,15 +162,14 @@ def _parse_text(
 def _parse_fraction(budget: object, fraction: float, device_bytes: int | None) -> int:
     if not 0.0 < fraction <= 1.0:
         msg = (
-            f"budget {budget!r} is a fraction of the device's memory, which must lie "
-            f"in (0, 1], or above 0% and up to 100%; give bytes as an integer or as "
-            f"text ('6GiB')"
+            f"budget {budget!r} is a share of the device's memory, which must be above "
+            f"0 and at most 1 (100%). For bytes, give an integer or a text ('6GiB')"
         )
         raise BudgetError(msg)
     if device_bytes is None:
         msg = (
-            f"budget {budget!r} is a fraction, but this device does not tell how "
-            f"much memory it has; give bytes as an integer or as text ('6GiB')"
+            f"budget {budget!r} is a share, but the memory size of this device is not "
+            f"known: give bytes as an integer or a text ('6GiB')"
         )
         raise BudgetError(msg)
     return _positive(budget, fraction * device_bytes)
@@ -191,7 +186,7 @@ def _positive(budget: object, n_bytes: float) -> int:
 
 
 def format_bytes(n_bytes: float) -> str:
-    """Write a number of bytes for people: GiB from one GiB up, else MiB.
+    """Return a number of bytes as text: in GiB from one GiB on, else in MiB.
 
     >>> format_bytes(1610612736), format_bytes(-52428800)
     ('1.50 GiB', '-50.0 MiB')

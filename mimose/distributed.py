@@ -358,7 +358,7 @@ def _described(error: Exception) -> dict[str, Any]:
 def _raise_other(rank: int, described: dict[str, Any]) -> NoReturn:
     if "numbers" in described:
         budget, least, holders = described["numbers"]
-        advice = f"That is so on rank {rank}, and all ranks stop. {described['advice']}"
+        advice = f"This is on rank {rank}, so all ranks stop. {described['advice']}"
         raise InfeasibleBudgetError(budget, least, holders, advice.rstrip())
     raise OtherRankError(rank, described["kind"], described["text"])
 
@@ -372,17 +372,17 @@ def _answered() -> Iterator[None]:
     """
     if not distributed.is_initialized():  # a group outlives it, as an object
         msg = (
-            "the ranks cannot agree any more, for the process group is gone: detach "
-            "the session before destroy_process_group(), and attach again once there "
-            "is another one"
+            "the ranks cannot agree on this step, because the process group was "
+            "destroyed: detach the session before destroy_process_group(), and attach "
+            "again after the next init_process_group()"
         )
         raise MimoseError(msg)
     try:
         yield
     except RuntimeError as error:
         msg = (
-            f"the ranks could not agree on this step, as another one is gone or did "
-            f"not answer in time: {first_line(error)}. See that rank's own error"
+            f"the ranks could not agree on this step, because another rank has ended "
+            f"or did not answer in time: {first_line(error)}. See that rank's own error"
         )
         raise MimoseError(msg) from error
 
@@ -399,10 +399,10 @@ def _raise_unlike(found: Sequence[list[str]]) -> NoReturn:
     pairs = ((a, b) for a, b in zip(first, other, strict=False) if a != b)
     one, another = next(pairs, (f"{len(first)} lines", f"{len(other)} lines"))
     msg = (
-        f"the ranks cannot agree, for they plan different things: one has {one}, "
-        f"another (place {rank} of the group) has {another}. Attach with the same "
-        f"arguments to the same model on all ranks; where ranks run different parts "
-        f"of a model, give attach(agree=...) the group of those that run the same"
+        f"the ranks cannot agree, because they plan different things: rank 0 of the "
+        f"group has {one}, rank {rank} has {another}. Attach with the same arguments "
+        f"to the same model on all ranks. If ranks run different parts of a model, "
+        f"give attach(agree=...) the group of the ranks that run the same part"
     )
     raise MimoseError(msg)
 
@@ -434,8 +434,8 @@ def _raise_if_too_early(modules: Sequence[nn.Module]) -> None:
         isinstance(m, nn.SyncBatchNorm) for layer in modules for m in layer.modules()
     ):
         msg = (
-            f"a layer has a SyncBatchNorm, and {n_started} processes were started, "
-            f"which have to agree on what is recomputed, but there is no process group "
+            f"a layer has a SyncBatchNorm and {n_started} processes were started, so "
+            f"they must agree on what is recomputed, but there is no process group "
             f"yet: attach after torch.distributed.init_process_group()"
         )
         raise MimoseError(msg)
@@ -468,9 +468,9 @@ def later_waits(
         for index, why in _waiting(names, modules).items():
             if index not in known:
                 msg = (
-                    f"{why}, and did not when the session began, so the ranks do not "
-                    f"agree on what is recomputed and would wait for each other for "
-                    f"ever: call detach(), and attach on all ranks behind "
+                    f"{why}, but it did not when the session began, so the ranks have "
+                    f"not agreed on what is recomputed and would wait for each other "
+                    f"forever: call detach(), and attach on all ranks after "
                     f"init_process_group, fully_shard, parallelize_module and "
                     f"convert_sync_batchnorm"
                 )
@@ -530,13 +530,10 @@ def ddp_around(root: nn.Module) -> nn.parallel.DistributedDataParallel | None:
 
 _FINAL = "_mimose_final"
 """An error's attribute: it says already that nothing is run again."""
-_LESS = (
-    "Give attach() a lower budget, which leaves more free, or use shorter or fewer "
-    "inputs"
-)
+_LESS = "Give attach() a lower budget, or use shorter or fewer inputs"
 _WITHOUT = (
-    "Have the layer left out, which is then kept from the first step on: "
-    "attach(layers=...) takes the class, or the names, of those to plan for"
+    "Exclude the layer, so that it is kept from the first step on: attach(layers=...) "
+    "takes the classes or the names of the other layers"
 )
 
 
@@ -559,9 +556,9 @@ def mark_final(error: BaseException, what: str, why: str, numbers: str) -> None:
     if isinstance(error, NotRecomputableError):
         said = error.summary
     text = (
-        f"{said}\nmimose does not run {what} again on this rank alone: {why}, so that "
-        f"other ranks wait for it or are ahead of it. {numbers} {advice}; then start "
-        f"all ranks again, from the last saved state"
+        f"{said}\nmimose does not run {what} again on this rank alone, because {why} "
+        f"and other ranks would wait for it. {numbers} {advice}. Then start all ranks "
+        f"again from the last saved state"
     )
     error.args = (text, *error.args[1:])
     vars(error)[_FINAL] = True

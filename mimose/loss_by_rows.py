@@ -1,30 +1,29 @@
-"""Cross-entropy by rows of logits: torch's loss and gradients to the last bit.
+"""Cross-entropy by rows of logits, with the bits of torch's loss and gradients.
 
 Plain cross-entropy holds up to six more tensors of the logits' size: a copy in float32,
-its log-softmax and two gradients. Rows do not depend on each other, so all of these are
-made here for a chunk of rows at a time, and made again in backward. Losses of
-transformers' models go this way in steps whose budget asks for it
+its log-softmax and two gradients. Rows are independent, so this module makes all of
+these for one chunk of rows at a time, and again in the backward. Losses of
+transformers' models are computed this way in steps whose budget needs it
 (`mimose.runtime.loss_choice`).
 
 Note: [Rows]
-A row's log-softmax and gradient have the same bits in any chunk, as long as the kernel
-finds the row at a like address: vectorised kernels begin at a multiple of 16 bytes, and
-so does each chunk. The sum over all rows is left to the plain operator, which gets
-of one class, the label's: another order would round otherwise.
+The log-softmax and the gradient of a row have the same bits in any chunk if the row has
+the same alignment: vectorized kernels begin at a multiple of 16 bytes, and so does each
+chunk. The sum over all rows is left to the plain operator, on one class, the label's,
+because another order would round differently.
 
 Note: [Edits]
-Plain cross-entropy has saved its log-softmax, so an edit of the logits before the
-backward does it no harm. Here the logits are read again. Autograd counts edits of
-tensors, but not those by ``.data`` or by an array of numpy's. So the sum of the logits'
-words is saved, and each row's loss, which another order of the words would change.
+Plain cross-entropy saves its log-softmax, so edits of the logits before the backward do
+no harm. This loss reads the logits again. Autograd counts edits of tensors, but not
+those through ``.data`` or a NumPy array. So the sum of the logits' words is saved, and
+the loss of each row, which would change with the order of the words.
 
 Note: [Sole holder]
-The gradient takes the memory of the logits where the backward alone holds them. Names
-of the user's count on the tensor's Python object, nodes of the graph on its C++ half,
-views and aliases on its storage; weak references are counted, too. What these counts
-are for a sole holder depends on torch and Python, so it is seen once on a small tensor,
-in a separate thread, where no hooks or modes of the user's run. With any other counts
-the logits stay as they are.
+The gradient overwrites the logits if only the backward holds them. Names in user code
+count on the tensor's Python object, nodes of the graph on its C++ object, views and
+aliases on its storage; weak references count too. The counts of a sole holder depend on
+torch and Python, so they are measured once on a small tensor, in a separate thread
+without the user's hooks and modes. With any other counts the logits are not touched.
 """
 
 from __future__ import annotations
@@ -59,31 +58,31 @@ from mimose.torch_private import (
 )
 
 LEAST_BYTES = 2**20
-"""Smaller logits are left to the plain function: a call of an operator costs as much as
-its work."""
+"""Smaller logits use torch's function: calling an operator costs as much as its
+work."""
 _CHUNK_BYTES = {"cpu": 2**21}
-"""Of a chunk of rows, by device: on a CPU small enough for a cache, ..."""
+"""The size of a chunk of rows by device: on a CPU small enough for a cache."""
 _LARGE_CHUNK_BYTES = 2**26
-"""... elsewhere large enough that launching kernels does not take longer than they."""
+"""On other devices: so large that kernels take longer than their launches."""
 _VECTOR_BYTES = 16
 _REDUCTIONS = {"none": 0, "mean": 1, "sum": 2}
-"""Each with the number that torch's operators have for it."""
+"""The number of each reduction in torch's operators."""
 _IGNORED = -100
-"""The label of ignored rows where only the label's class is left: never a class."""
+"""The label of ignored rows, which is never a class."""
 _DTYPES = frozenset((torch.bfloat16, torch.float16, torch.float32, torch.float64))
 _TENSORS = frozenset((torch.Tensor, torch.nn.Parameter))
 _NO_GRAPH = (
-    "a loss that goes by rows cannot go backward with create_graph=True, as a gradient "
-    "penalty asks for: {instead}"
+    "a loss that is computed by rows has no second derivative (create_graph=True, as "
+    "in a gradient penalty): {instead}"
 )
 _EDITED = (
-    "logits (or their labels) were edited between a loss that goes by rows and its "
-    "backward, which reads them again: zero this step's gradients and edit a copy "
-    "(logits.detach().clone()), or edit them after the backward; or {instead}"
+    "logits (or their labels) were edited between a loss that is computed by rows and "
+    "its backward, which reads them again: zero this step's gradients, and edit a copy "
+    "(logits.detach().clone()), or edit them after the backward. Or {instead}"
 )
 _INSTEAD = (
-    "take torch.nn.functional.cross_entropy in place of mimose.cross_entropy, and in a "
-    "session of a model of transformers a model.loss_function of your own"
+    "use torch.nn.functional.cross_entropy instead of mimose.cross_entropy; for a "
+    "model of transformers in a session, set your own model.loss_function"
 )
 
 
@@ -99,41 +98,41 @@ def cross_entropy(
     *,
     cast: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """Compute `torch.nn.functional.cross_entropy` to the last bit, in less memory.
+    """Compute `torch.nn.functional.cross_entropy`, bit for bit, in less memory.
 
-    Logits of shape (N, V), with a class for each row, are worked on by chunks of rows,
-    forward and backward: nothing but their gradient takes as much as they do, and that
-    takes their place where no other code holds them. It costs one log-softmax more.
+    It works on (N, V) logits with one class for each row, in chunks of rows, in the
+    forward and again in the backward. Only the gradient needs as much memory as the
+    logits, and it takes their place if no other code holds them. The cost is one more
+    log-softmax.
 
-    Where rows alone do not give the same bits, the plain function does the work: with
-    class weights, label smoothing, probabilities as targets or more dimensions, inside
-    of transforms of `torch.func` and of compiled code, and on logits of less than a
-    MiB.
+    In all other cases it calls torch's function: with class weights, label smoothing,
+    probabilities as targets or more dimensions, inside transforms of `torch.func` and
+    compiled code, and for logits of less than 1 MiB.
 
-    The logits may not be edited between the loss and its backward, which plain
-    cross-entropy allows, nor the loss go backward with ``create_graph=True``.
+    Unlike for plain cross-entropy, you must not edit the logits between the loss and
+    its backward, nor run the backward with ``create_graph=True``.
 
-    ``torch.nn.functional.linear_cross_entropy`` with its ``options`` (torch 2.13) never
-    makes all logits. It needs less than this, and changes the last bits.
+    ``torch.nn.functional.linear_cross_entropy`` (torch 2.13) never makes all logits: it
+    needs less memory than this function, but changes the last bits.
 
     Args:
-        input: (N, V) logits, best as the model made them.
-        target: (N,) classes.
-        weight: As for torch, and so are the others but the last.
-        size_average: Deprecated.
+        input: (N, V) The logits, best as the model made them.
+        target: (N,) The class of each row.
+        weight: As for torch.
+        size_average: Deprecated in torch.
         ignore_index: Rows of this class do not count.
-        reduce: Deprecated.
+        reduce: Deprecated in torch.
         reduction: ``"mean"``, ``"sum"`` or ``"none"``.
-        label_smoothing: Between 0 and 1.
-        cast: What the logits would be cast to before; ``cast=torch.float32`` is
-            ``cross_entropy(input.float(), target)`` without that copy.
+        label_smoothing: From 0 to 1, as for torch.
+        cast: A dtype: ``cast=torch.float32`` is ``cross_entropy(input.float(),
+            target)`` without the copy.
 
     Returns:
-        The loss.
+        () The loss; (N,) with ``reduction="none"``.
 
     Raises:
-        MimoseError: In a backward with ``create_graph=True``.
-        RecomputationError: In a backward, where the logits were edited meanwhile.
+        MimoseError: In the backward, with ``create_graph=True``.
+        RecomputationError: In the backward, if the logits were edited.
     """
     is_usual = weight is None and size_average is None and reduce is None
     if is_usual and label_smoothing == 0.0 and _goes_by_rows(input, target, reduction):

@@ -128,7 +128,7 @@ _MOST_FORWARDS = 16
 LATELY = 16
 """Windows that began alike and are remembered."""
 SEVERAL_BACKWARDS = "several backwards go through such steps"
-OTHERS = "other forwards or backwards make up this step than before"
+OTHERS = "this step has other forwards or backwards than expected"
 
 
 def joined(parts: Sequence[StepInput]) -> StepInput:
@@ -1021,7 +1021,7 @@ class Policy:
         model, problem = self._learner.model, self.problem(step_input, memory)
         why_not = why_unknown(model, step_input)
         if why_not:
-            return problem, safest_plan(problem), f"the safest plan, for {why_not}"
+            return problem, safest_plan(problem), f"the safest plan, because {why_not}"
         usable = self.usable_bytes(step_input, memory)
         plan = self.plans.make(step_input, memory, usable).plan
         why = f"planner {plan.planner}" + (" (proved optimal)" if plan.optimal else "")
@@ -1066,25 +1066,26 @@ class Policy:
         """Say what the least plan comes to, and what tensors may."""
         least, most = map(format_bytes, (error.least_peak_bytes, memory.budget_bytes))
         margin = f"{self.margin.share:.1%}"
-        told = (
-            f"no plan is predicted to keep the budget: the least peak is {least}, the "
-            f"margin of {margin} left out, and tensors may hold {most}"
+        reason = (
+            f"no plan is predicted to keep the budget: the lowest peak is {least} "
+            f"without the margin of {margin}, and tensors may hold {most}"
         )
         if memory.reserved_ratio == 1.0:
-            return told
+            return reason
         ratio = f"{memory.reserved_ratio:.2f}"
-        return f"{told}, as {ratio} bytes are reserved for each byte of growth"
+        return f"{reason}, because {ratio} bytes are reserved for each byte of growth"
 
     def _note(self, why_not: str) -> None:
         """Count steps without a plan, and warn once where there is no end of them."""
         self._n_unplanned = self._n_unplanned + 1 if why_not else 0
         if self._n_unplanned == _MEASURED_STEPS:
             _log.warning(
-                "mimose: the last %d steps were all measured, with everything "
-                "recomputed, and none was planned; the last reason: %s. Where inputs "
-                "differ in more than their sizes (texts, identifiers, numbers of "
-                "tensors), keep that out of the model's arguments. Where nothing "
-                "helps, planner='full' recomputes everything without measuring.",
+                "mimose: the last %d steps all recomputed everything, because no plan "
+                "can be made; the last reason: %s. If the model's arguments differ in "
+                "more than their sizes (texts, identifiers, numbers of tensors), "
+                "remove what differs. If nothing helps, planner='full' recomputes "
+                "everything "
+                "without the cost of measuring.",
                 _MEASURED_STEPS,
                 why_not,
             )

@@ -1,4 +1,4 @@
-"""Saved state: what it is made of, whose it is, and whether it may be loaded here."""
+"""Saved state: its description, its digest, and the checks before it is loaded."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch import nn
 from mimose.exceptions import StateMismatchError
 
 VERSION = 7
-"""Of the format. Another one is refused: learning anew takes ten steps."""
+"""Version of the format. Other versions are refused: a few steps learn the same."""
 
 _DIGEST = "digest"
 
@@ -26,15 +26,15 @@ def describe(
     shares: Mapping[str, str],
     **settings: Any,
 ) -> dict[str, Any]:
-    """Say what learned numbers depend on, ready for JSON.
+    """Return what learned numbers depend on, as plain JSON data.
 
     Args:
-        name: Of the model's class.
+        name: The name of the model's class.
         model: The model.
-        device: Where it is.
-        layers: The names of the modules planned for.
-        shares: Of parameters, by name, how ranks of tensor parallelism share them.
-        settings: Whatever else changes what is measured or how it is fitted.
+        device: Its device.
+        layers: The names of the layers.
+        shares: By the name of a parameter, how ranks of tensor parallelism share it.
+        settings: Everything else that changes measurements or fits.
     """
     return {
         "version": VERSION,
@@ -50,10 +50,9 @@ def describe(
 
 
 def plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state as JSON returns it: dicts, lists, texts and numbers.
+    """Return a state as JSON would return it: dicts, lists, texts and numbers.
 
-    That is what `torch.load` takes with `weights_only=True`; it refuses a checkpoint
-    that has a named tuple in it.
+    `torch.load` with `weights_only=True` reads these, but not named tuples.
 
     Args:
         state: What the parts of a session returned.
@@ -63,32 +62,35 @@ def plain(state: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state with a digest of all that is in it.
+    """Return a state with a digest of its content.
 
     Args:
-        state: As `plain` returns it.
+        state: What `plain` returned.
     """
     own = {name: value for name, value in state.items() if name != _DIGEST}
     return {**own, _DIGEST: _digest(own)}
 
 
 def raise_if_damaged(state: Mapping[str, Any]) -> None:
-    """Refuse a state that is not as it was saved.
+    """Make sure that a state is as it was saved.
 
-    Numbers that were changed would be believed, and some later step would fail.
+    Changed numbers would be trusted, and a later step would fail.
 
     Args:
-        state: What `sealed` returned, or what came back from a file.
+        state: What `sealed` returned, also after a way through a file.
 
     Raises:
-        StateMismatchError: A part is missing, was cut short or is another.
+        StateMismatchError: A part is missing or changed.
     """
     try:
         is_whole = state.get(_DIGEST) == sealed(state)[_DIGEST]
     except (TypeError, ValueError, RecursionError):  # it is not JSON
         is_whole = False
     if not is_whole:
-        msg = "the state is damaged: it is not what Session.state_dict() returned"
+        msg = (
+            "the state is damaged: it differs from what Session.state_dict() returned. "
+            "Train without it; a few steps learn the same"
+        )
         raise StateMismatchError(msg)
 
 
@@ -99,18 +101,19 @@ def _digest(state: Mapping[str, Any]) -> str:
 
 
 def raise_if_of_another(state: object, mine: Mapping[str, Any]) -> None:
-    """Refuse state of something else.
+    """Make sure that a state belongs to this model and setting.
 
     Args:
-        state: The state; its part ``"of"`` is what `describe` said where it was saved.
-        mine: What it says here.
+        state: The state; its part ``"of"`` is what `describe` returned when it was
+            saved.
+        mine: What `describe` returns here.
 
     Raises:
         StateMismatchError: They differ; the message names the first difference.
     """
     saved = state.get("of") if isinstance(state, Mapping) else None
     if not isinstance(saved, Mapping) or "version" not in saved:
-        msg = "this is not a state that Session.state_dict() returned"
+        msg = "the state is not one that Session.state_dict() returned"
         raise StateMismatchError(msg)
     there, here = dict(_flat("", saved)), dict(_flat("", mine))
     for name in {**here, **there}:
@@ -118,13 +121,13 @@ def raise_if_of_another(state: object, mine: Mapping[str, Any]) -> None:
         if one != other:
             msg = (
                 f"the state was saved with another {name}: {one!r} there, {other!r} "
-                f"here; train without it, and a few steps teach the same anew"
+                f"here. Train without it; a few steps learn the same"
             )
             raise StateMismatchError(msg)
 
 
 def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
-    """Yield the values in nested mappings and lists, by where they are."""
+    """Yield the values in nested mappings and lists, with their paths."""
     if isinstance(value, Mapping):
         inside = list(value.items())
     elif isinstance(value, list):
@@ -137,7 +140,7 @@ def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _device_name(device: torch.device) -> str:
-    """Name the kind of device; which one of several equal ones does not matter."""
+    """Return the kind of device, without its index."""
     if device.type == "cuda":
         return f"cuda: {torch.cuda.get_device_name(device)}"
     return device.type

@@ -47,9 +47,9 @@ HUNG_SECONDS = 60.0
 """A lesson of which no item ends for so long is not waited for any more."""
 
 _FAILED = (
-    "mimose: the thread beside training has failed and is not started again. Training "
-    "goes on; fits are made in the steps from now on, plans are not refined and not "
-    "made ahead. %s"
+    "mimose: the worker thread has failed and is not started again. Training goes on: "
+    "the steps fit predictions themselves, and plans are neither made ahead nor "
+    "improved. Please report this. %s"
 )
 
 _URGENCY = itemgetter(0)
@@ -149,7 +149,7 @@ class Worker:
         thread = self._thread
         frame = None if thread is None else frames.get(thread.ident or 0)
         where = "" if frame is None else "".join(traceback.format_stack(frame))
-        _log.warning(_FAILED, f"It has done nothing for {HUNG_SECONDS:g} s:\n{where}")
+        _log.warning(_FAILED, f"It has hung for {HUNG_SECONDS:g} s here:\n{where}")
 
     @property
     def _is_learning(self) -> bool:
@@ -192,8 +192,8 @@ class Worker:
                     return
         except Exception as error:
             self._has_failed = True
-            said = "".join(traceback.format_exception(error))
-            _log.warning(_FAILED, f"It failed with:\n{said}")
+            text = "".join(traceback.format_exception(error))
+            _log.warning(_FAILED, f"The error was:\n{text}")
         finally:
             if kind is JobKind.LEARN:
                 with self._lock:

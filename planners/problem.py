@@ -292,9 +292,9 @@ class InfeasibleBudgetError(ValueError):
             parts.append(f"Held at that peak: {listed}.")
         parts.append(
             advice
-            or f"Raise the budget to at least {_in_words(least)} (a larger batch needs "
-            "more), use a smaller batch or shorter inputs, or allow actions that hold "
-            "less."
+            or f"Raise the budget by {_in_words(missing)}, to {_in_words(least)} or "
+            "more (a larger batch needs more), use a smaller batch or shorter inputs, "
+            "or allow actions that hold less."
         )
         super().__init__(" ".join(parts))
 

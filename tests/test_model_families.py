@@ -17,7 +17,7 @@ N_STEPS = 15
 N_FOR_BUDGET = 3
 """Steps that the budget is found with; the longest batch is among them."""
 
-NO_RULE = "the layers' sizes do not follow from the batch's by a known rule"
+NO_RULE = "the sizes of the layers' inputs do not follow from the batch's sizes"
 
 WORDS = 64
 LAYERS = {

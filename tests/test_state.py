@@ -112,7 +112,7 @@ def test_nonsense_is_refused(toys, meter, nonsense):
     """Whatever is not a state is refused as such."""
     with (
         mimose.attach(toys.chain(2), "1GiB", meter=meter) as session,
-        pytest.raises(StateMismatchError, match="not a state"),
+        pytest.raises(StateMismatchError, match="not one that"),
     ):
         session.load_state_dict(nonsense)
 

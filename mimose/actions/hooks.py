@@ -355,7 +355,7 @@ class SavedTensorAction:
         boxes, freed_bytes = hooks.finish(list(tensors_in(output)))
         self._known.add(layer)
         if hooks.edits_data:
-            layer.exclude(self.spec.name, "it edits through .data what it has saved")
+            layer.exclude(self.spec.name, "it edits saved tensors through .data")
         if probe is not None:
             self._record(probe, hooks, boxes, freed_bytes)
         return output
@@ -381,7 +381,8 @@ class SavedTensorAction:
 
 def _fail(name: str, why: str) -> NoReturn:
     msg = (
-        f"{name}: {why} before the backward, which is an error without mimose as well; "
-        f"this step's gradients are not complete"
+        f"{name}: {why} before the backward, which is an error without mimose too. "
+        f"This step's gradients are incomplete: zero them, and edit a copy in that "
+        f"layer"
     )
     raise RecomputationError(msg)

@@ -80,8 +80,8 @@ def make_host(device: torch.device, host_budget: float | str | None) -> Host | N
     if device.type == "cpu":
         if host_budget is not None:
             msg = (
-                f"host_budget {host_budget!r}: the model is on the host itself, whose "
-                f"memory the budget is for; leave host_budget out"
+                f"host_budget {host_budget!r} has no effect: the model itself is on "
+                f"the host. Leave host_budget out"
             )
             raise BudgetError(msg)
         return None
@@ -101,7 +101,7 @@ def parse_host_budget(host_budget: float | str | None, free: int | None) -> int:
     try:
         return parse_budget(0.5 if host_budget is None else host_budget, free)
     except BudgetError as error:
-        msg = f"host_budget, of which a share is one of what the host has free: {error}"
+        msg = f"host_budget (a share is one of the host's free memory): {error}"
         raise BudgetError(msg) from None
 
 
@@ -187,7 +187,7 @@ class HostMemory:
             # The buffer is freed, and its bytes are counted as free.
             self.n_refused += 1
             _log.warning(
-                "mimose: the host refuses %s of memory for an offloaded tensor, which "
+                "mimose: the host has no memory of %s for an offloaded tensor, which "
                 "stays on the device: %s. Give a smaller host_budget",
                 format_bytes(n_bytes),
                 first_line(error),

@@ -433,7 +433,7 @@ class Region:
         except Exception as error:
             if is_out_of_memory(error) or isinstance(error, (MimoseError, OSError)):
                 raise  # what a device or the system fails with is not the layer's
-            why = f"run again, it raised {type(error).__name__}: {first_line(error)}"
+            why = f"its second run raised {type(error).__name__}: {first_line(error)}"
             self._layer.fail(why, error)
         finally:
             drop_saved_hooks(outer)

@@ -56,8 +56,8 @@ def choose(
     elsewhere = [a.spec.name for a in chosen if not _is_possible(a, host)]
     if elsewhere:
         msg = (
-            f"actions {elsewhere!r} hold tensors on the host for a model that is on an "
-            f"accelerator, and this one is on the host itself: leave them out"
+            f"actions {elsewhere!r} move tensors from an accelerator to the host, but "
+            f"this model is on the host itself: leave them out"
         )
         raise ValueError(msg)
     return _own(chosen, host)
@@ -82,8 +82,8 @@ def _not_actions(given: object) -> ValueError:
     names = [action.spec.name for action in _ACTIONS]
     renamed = "; 'lean' is called 'selective' now" if "lean" in repr(given) else ""
     return ValueError(
-        f"actions must be 'auto', 'whole', 'all', or any of {names!r}, got {given!r}"
-        f"{renamed}"
+        f"actions must be 'auto', 'whole', 'all', or names out of {names!r}, got "
+        f"{given!r}{renamed}"
     )
 
 

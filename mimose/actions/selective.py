@@ -821,9 +821,9 @@ class Rebuild:
             raise RuntimeError(why)
         self._layer.exclude(self._action, why)
         msg = (
-            f"{self._layer.name} cannot be rebuilt: {why}. It is not run under "
-            f"{self._action!r} any more; this step's gradients are not complete: zero "
-            f"them and go on, or run steps by session.step(closure), which repeats "
+            f"{self._layer.name} cannot be rebuilt: {why}. From now on mimose does not "
+            f"use {self._action!r} for it. This step's gradients are incomplete: zero "
+            f"them and go on, or run steps with session.step(closure), which repeats "
             f"such a step"
         )
         raise RecomputationError(msg)

@@ -72,15 +72,13 @@ def why_unknown(model: CostModel, step_input: StepInput) -> str:
         return "more layers run at such sizes than in the steps measured"
     pattern = model.pattern(step_input)
     if not pattern.calls:
-        return (
-            "no layer took part in the backward of the steps measured with such inputs"
-        )
+        return "no layer took part in the backward of such steps"
     if not pattern.is_ordered:
         return "gradients do not arrive in the reverse order of the layers"
     if pattern.reaches_further(step_input.sizes):
-        return "the layers' sizes were seen at smaller shapes alone"
+        return "the sizes of the layers' inputs were measured only at smaller shapes"
     if not pattern.follows_rules:
-        return "the layers' sizes do not follow from the batch's by a known rule"
+        return "the sizes of the layers' inputs do not follow from the batch's sizes"
     for name, series, sizes in _needed(model, step_input, pattern):
         reason = series.why_unknown(sizes)
         if reason:

@@ -149,18 +149,18 @@ class Comparison:
         layer.is_compared = not is_other or is_unsteady or may_be_unsteady
         if is_unsteady:
             layer.note_inexact(
-                "two recomputations from the same state differ, for its kernels are "
-                "not deterministic on this device (see "
+                "two recomputations from the same state differ, because its kernels "
+                "are not deterministic on this device (see "
                 "torch.use_deterministic_algorithms)"
             )
         elif is_other and may_be_unsteady:
             layer.note_inexact(
-                "its recomputation differed from its forward; it was not run once more "
-                "to find out why, since other ranks take part in each run"
+                "its recomputation differed from its forward; the reason is not known, "
+                "because a second run would need all ranks"
             )
         elif is_other:
             layer.keep(
-                "run again with the same input, it returned something else; until now "
+                "a second run with the same input returned something else; until now "
                 "its gradients were those of the second run"
             )
         elif was_doubted:

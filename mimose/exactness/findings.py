@@ -1,4 +1,4 @@
-"""What was found out about layers: which have to be kept, which are not exact."""
+"""Which layers must be kept, and which are not exact when recomputed, and why."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ _log = logging.getLogger(__name__)
 
 
 class Findings:
-    """Records each layer that cannot be recomputed, or not to the bit.
+    """Records which layers cannot be recomputed, or not to the last bit.
 
     Args:
-        names: The layers' names, in their order.
+        names: The names of the layers, in order.
         learner: Learns which of them are always kept.
 
     Attributes:
         kept: By name, why a layer cannot be recomputed.
-        inexact: By name, why a layer gives other bits when it is recomputed.
-        families: By layer, a key that those have in common that are built alike.
-        version: Changes whenever a layer's calls have shown something, or are to.
-        read: Of the running step's recomputed calls, what they were given.
-        impure: Layers found out in the running step to be such as may not run again.
-        on_compiled: Called where a layer turns out to run compiled code.
+        inexact: By name, why the recomputation of a layer has other bits.
+        families: For each layer a key; layers built alike have the same.
+        version: Changes whenever calls of a layer have shown something, or will.
+        read: What recomputed calls of this step were given.
+        impure: Layers that cannot run again, found in this step.
+        on_compiled: Called when a layer turns out to run compiled code.
     """
 
     def __init__(self, names: Sequence[str], learner: Learner) -> None:
@@ -50,10 +50,15 @@ class Findings:
         self._keep_only(layer.index)
         self.kept[layer.name] = why
         self.version += 1
-        _log.warning("mimose: %s is kept from now on: %s", layer.name, why)
+        _log.warning(
+            "mimose: %s keeps its activations from now on, because it cannot be "
+            "recomputed: %s",
+            layer.name,
+            why,
+        )
 
     def keep_alike(self, layer: Layer, why: str) -> None:
-        """Never recompute a layer again, nor those that are built as it is."""
+        """Never recompute a layer again, nor the layers that are built like it."""
         self.keep(layer, why)
         if not self.families:
             return
@@ -61,39 +66,41 @@ class Findings:
         for index, name in enumerate(self._names):
             if self.families[index] == family and name not in self.kept:
                 self._keep_only(index)
-                self.kept[name] = f"{layer.name}, which is built alike, is kept: {why}"
+                self.kept[name] = f"it is built like {layer.name}, which is kept: {why}"
 
     def exclude(self, layer: Layer, action: str, why: str) -> None:
         """Never choose an action for a layer again."""
         model = self._learner.model
         allowed = [name for name in model.allowed(layer.index) if name != action]
         self._learner.restrict(layer.index, allowed)
-        _log.warning("mimose: %s is not run under %s: %s", layer.name, action, why)
+        _log.warning(
+            "mimose: the action %s is not used for %s: %s", action, layer.name, why
+        )
 
     def _keep_only(self, index: int) -> None:
         self._learner.restrict(index, [self._learner.model.menu.first])
 
     def note_change(self) -> None:
-        """Record that a layer's calls have shown something, or are to show it."""
+        """Record that calls of a layer have shown something, or will."""
         self.version += 1
 
     def note_inexact(self, layer: Layer, why: str) -> None:
         """Record a layer that is recomputed, but not to the bit."""
         if not self.inexact:
             _log.warning(
-                "mimose: %s is recomputed, but not exactly: %s; others may follow (see "
-                "the session's report)",
+                "mimose: the recomputation of %s differs in its last bits: %s. The "
+                "session's report lists all such layers",
                 layer.name,
                 why,
             )
         self.inexact.setdefault(layer.name, why)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return which layers are kept, and why, ready for JSON."""
+        """Return which layers are kept, and why, as plain JSON data."""
         return dict(self.kept)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Keep what another session had to keep, besides what this one has to.
+        """Keep also the layers that another session had to keep.
 
         Args:
             state: What ``state_dict`` returned.

@@ -130,8 +130,8 @@ class State:
                 copied[name] = _WITH_GRAPH
             elif tensor.is_inference():
                 self.trouble = (
-                    f"it holds {name!r}, made under torch.inference_mode(), whose "
-                    f"changes have no version counter"
+                    f"its tensor {name!r} was made under torch.inference_mode(), so "
+                    f"edits of it cannot be seen"
                 )
             else:
                 key = name if value is tensor else f"{name}.{place}"
@@ -365,8 +365,8 @@ class ModuleGuard:
         name = next(name for (_, name), tensor in places if tensor is edited)
         msg = (
             f"{name or 'a weight'!r} of {self._layer.name} was edited in place after "
-            f"its forward and before its backward (an optimizer step in between?); "
-            f"recomputed with it the layer would give other gradients. Run the "
-            f"backward before, or leave the layer out with attach(layers=...)"
+            f"its forward and before its backward (by an optimizer step?), so a "
+            f"recomputation would give wrong gradients. Run the backward first, or "
+            f"exclude the layer with attach(layers=...)"
         )
         return ChangedWeightsError(msg)

@@ -153,8 +153,8 @@ class Layer:
         self.keep_alike(why)
         msg = (
             f"{self.name} cannot be recomputed: {why}. It is kept from the next step "
-            f"on; this step's gradients are not complete: zero them and go on, or run "
-            f"steps by session.step(closure), which repeats such a step"
+            f"on. This step's gradients are incomplete: zero them and go on, or run "
+            f"steps with session.step(closure), which repeats such a step"
         )
         raise RecomputationError(msg) from cause
 
@@ -162,7 +162,7 @@ class Layer:
         """Record a call that is kept for its hooks; a few are for good."""
         self._n_new_hooks += 1
         if self._n_new_hooks > _MOST_NEW_HOOKS:
-            self.keep("hooks on modules inside of it come and go")
+            self.keep("hooks on modules inside it change from call to call")
 
     def exclude(self, action: str, why: str) -> None:
         """Never run it under an action again."""

@@ -48,8 +48,8 @@ WHY_NOT_WHOLE = (
     "(accelerate: use_regional_compilation=True), or train without torch.compile"
 )
 SCRIPTED = (
-    "it runs TorchScript, which may save other tensors each time that it runs; "
-    "train it without torch.jit to have it recomputed"
+    "it runs TorchScript, which may save different tensors in each run; without "
+    "torch.jit mimose can recompute it"
 )
 _FROM_TORCH = ("torch", "mimose")
 """Packages whose functions run no code of the user's that they are not given."""

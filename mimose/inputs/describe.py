@@ -296,7 +296,7 @@ class SizeTable:
         for name, size in shape.items():
             if name not in self._index:
                 known = ", ".join(self.spoken_names())
-                msg = f"shape: no size is called {name!r}; the model's are {known}"
+                msg = f"shape: there is no size {name!r}; the model's sizes are {known}"
                 raise MimoseError(msg)
             if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
                 msg = f"shape: {name} must be an integer of at least 1, got {size!r}"
@@ -645,8 +645,8 @@ class Describer:
             return
         msg = (
             f"the model is on {self._device}, but its inputs are on "
-            f"{', '.join(sorted(map(str, devices)))}: move them to the model's device; "
-            f"if the model was moved after attach(), detach and attach again"
+            f"{', '.join(sorted(map(str, devices)))}: move them to the model's device. "
+            f"If you moved the model after attach(), detach and attach again"
         )
         raise MimoseError(msg)
 

@@ -34,22 +34,23 @@ def caching_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def warn_of_cache(modules: list[nn.Module]) -> None:
-    """Say that no cache is made, and what that does to results.
+    """Warn that no cache is made, and what that means for results.
 
     Args:
-        modules: What `caching_modules` returned. Encoders whose configuration could
-            make decoders of them have no cache, and are not spoken of.
+        modules: What `caching_modules` returned. Encoders are left out, because they
+            have no cache whatever their configuration says.
     """
     decoders = [each for each in modules if not _is_encoder(each)]
     names = ", ".join(dict.fromkeys(type(module).__name__ for module in decoders))
     if not names:
         return
     _log.warning(
-        "mimose: %s is called with use_cache=False in training, since a recomputed "
-        "layer cannot fill a key-value cache; its configuration has use_cache=True. "
-        "Results are those of use_cache=False to the last bit: with a cache attention "
-        "may round otherwise, and sees across packed texts. To compare runs, or to "
-        "silence this, set use_cache = False in that configuration",
+        "mimose: %s is called with use_cache=False in training, although its "
+        "configuration has use_cache=True, because a recomputed layer cannot fill a "
+        "key-value cache. With a cache attention may round differently, and attends "
+        "across packed texts. To compare with runs without mimose, and to silence "
+        "this, "
+        "set use_cache = False in the configuration",
         names,
     )
 

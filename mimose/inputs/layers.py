@@ -42,8 +42,8 @@ def find_layers(model: nn.Module, layers: LayersSpec = None) -> tuple[Named, ...
     """
     if isinstance(model, torch.jit.ScriptModule):
         msg = (
-            "the model is scripted as a whole: no layer of it runs by itself, so that "
-            "nothing can be planned. Train it without torch.jit, or script parts of it"
+            "the model is scripted as a whole (torch.jit), so mimose cannot plan its "
+            "layers. Train it without torch.jit, or script only parts of it"
         )
         raise MimoseError(msg)
     if layers is None:
@@ -64,8 +64,8 @@ def find_layers(model: nn.Module, layers: LayersSpec = None) -> tuple[Named, ...
         msg = (
             f"no layers found in {type(model).__name__}"
             + ("" if layers is None else f" for layers={layers!r}")
-            + ": pass attach(layers=...) the class of the repeated layers, their "
-            "qualified names, or a predicate over modules"
+            + ": name them with attach(layers=...), by the class of the repeated "
+            "layers, their qualified names, or a predicate over modules"
         )
         raise NoUnitsError(msg)
     return tuple(found)
@@ -196,26 +196,29 @@ def _why_not(model: nn.Module, modules: Mapping[str, nn.Module], item: object) -
     if isinstance(item, nn.Module):
         names = [repr(name) for name, module in modules.items() if module is item]
         how = f"its name, {names[0]}" if names else "the name of one in the model"
-        return f"a module itself is no choice: pass {how}, or its class"
+        return f"got a module: pass {how}, or its class"
     if not isinstance(item, str):
         return (
-            f"{item!r} is none of what can be chosen: a module class, a qualified "
-            f"name, several of these, or a predicate over modules"
+            f"got {item!r}: pass a module class, a qualified name, several of these, "
+            f"or a predicate over modules"
         )
     here = f"no module named {item!r} in {type(model).__name__}"
     list_name, _, _ = item.rpartition(".")
     parent = modules.get(list_name)
     if isinstance(parent, nn.ModuleList):
-        return f"{here}: {list_name} has {len(parent)} elements, and means all of them"
+        return (
+            f"{here}: {list_name} has {len(parent)} elements; pass {list_name!r} for "
+            f"all of them"
+        )
     classes = {type(module).__name__ for module in modules.values()}
     if item in classes:
-        return f"{here}, but a class is: pass the class itself, layers={item}"
+        return f"{here}; it is the name of a class: pass the class, layers={item}"
     near = difflib.get_close_matches(item, [*modules, *classes])
     if near:
         return f"{here}; did you mean {' or '.join(near)}?"
     found = [name for name, _ in _outermost(model, _discover(model))]
-    by_itself = f" (without layers= it is {found[0]}, ...)" if found else ""
-    return f"{here}; print(model) shows the names that there are{by_itself}"
+    by_itself = f" (without layers= mimose takes {found[0]}, ...)" if found else ""
+    return f"{here}; print(model) shows all names{by_itself}"
 
 
 def _outermost(model: nn.Module, found: list[Named]) -> list[Named]:
@@ -252,8 +255,8 @@ def raise_if_checkpointed(model: nn.Module) -> None:
             )
             msg = (
                 f"{name or 'the model'} ({type(module).__name__}) {how}. mimose "
-                f"decides per input shape what is recomputed, and two owners would "
-                f"recompute twice."
+                f"decides what is recomputed; with both, layers would be recomputed "
+                f"twice."
             )
             raise CheckpointingConflictError(msg)
 
@@ -270,9 +273,8 @@ def _how_to_switch_off(model: nn.Module, name: str) -> str:
             if hasattr(modules[outer], f"{setting}_disable"):
                 path = f"model.{outer}" if outer else "model"
                 return (
-                    f"call {path}.{setting}_disable(); where a Trainer switches it on, "
-                    f"give its arguments {setting}=False, such as "
-                    f"TrainingArguments({setting}=False), and TRL's too, for which "
-                    f"it is on by default: SFTConfig({setting}=False)"
+                    f"call {path}.{setting}_disable(). If a Trainer switches it on, "
+                    f"set TrainingArguments({setting}=False); TRL has it on by "
+                    f"default: SFTConfig({setting}=False)"
                 )
     return f"set gradient_checkpointing = False on {name or 'it'}"

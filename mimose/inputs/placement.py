@@ -56,8 +56,8 @@ def _shown(held: dict[torch.device, int]) -> str:
 def _of_several(held: dict[torch.device, int]) -> str:
     return (
         f"the model's parameters and buffers are on {len(held)} devices "
-        f"({_shown(held)}), and a budget is about one device's memory: move the model "
-        f"to one (model.to(device), without device_map), or train with one process a "
+        f"({_shown(held)}), but a budget is for one device: move the model to one "
+        f"(model.to(device), without device_map), or train with one process for each "
         f"device"
     )
 
@@ -65,14 +65,14 @@ def _of_several(held: dict[torch.device, int]) -> str:
 def _of_meta(model: nn.Module, held: dict[torch.device, int]) -> str:
     offloaded = next(_offloaded(model), None)
     if offloaded is None:
-        what = "load or initialise its weights on one device before attaching"
+        what = "load or initialise its weights on one device before you attach"
     else:
         what = (
-            f"accelerate's hooks (first on {offloaded}) bring offloaded weights in for "
-            f"each call, which no plan accounts for: load the model on one device, "
-            f"without device_map or offloading"
+            f"accelerate's hooks (first on {offloaded}) load offloaded weights in each "
+            f"call, which plans do not cover: load the model on one device, without "
+            f"device_map or offloading"
         )
-    return f"parts of the model hold no memory yet ({_shown(held)}); {what}"
+    return f"parts of the model have no memory yet ({_shown(held)}): {what}"
 
 
 def _offloaded(model: nn.Module) -> Iterator[str]:

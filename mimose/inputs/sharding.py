@@ -79,28 +79,27 @@ def raise_if_unplannable(model: nn.Module) -> None:
         what = f"{name or 'the model'} ({type(module).__name__})"
         if is_made_by(module, _FSDP, "FullyShardedDataParallel"):
             msg = (
-                f"{what} is sharded by FullyShardedDataParallel (FSDP1), which gathers "
-                f"weights inside of the forwards that a plan would run again, while "
-                f"other ranks do not: use FSDP2 in its place (torch.distributed.fsdp."
-                f"fully_shard, called on each layer and then on the model)"
+                f"{what} is sharded by FullyShardedDataParallel (FSDP1). It gathers "
+                f"weights inside forwards, so a rank that recomputes a layer would "
+                f"wait for the others: use FSDP2 (torch.distributed.fsdp.fully_shard, "
+                f"called on each layer and then on the model)"
             )
             raise MimoseError(msg)
         if type(module).__module__.startswith("deepspeed."):
             msg = (
                 f"{what} belongs to DeepSpeed, whose ZeRO moves weights and gradients "
-                f"about by hooks that no plan accounts for: use DDP with "
-                f"torch.distributed.optim.ZeroRedundancyOptimizer in place of ZeRO-1, "
-                f"and FSDP2 (torch.distributed.fsdp.fully_shard) in place of ZeRO-2 "
-                f"and ZeRO-3"
+                f"in hooks that plans do not cover. Instead of ZeRO-1 use DDP with "
+                f"torch.distributed.optim.ZeroRedundancyOptimizer; instead of ZeRO-2 "
+                f"and ZeRO-3 use FSDP2 (torch.distributed.fsdp.fully_shard)"
             )
             raise MimoseError(msg)
     for name, parameter in model.named_parameters():
         if hasattr(parameter, "ds_id"):
             msg = (
-                f"the parameter {name} was partitioned by DeepSpeed (ZeRO-3), which "
-                f"gathers it in forwards that a plan would run again, while other "
-                f"ranks do not: use FSDP2 in its place (torch.distributed.fsdp."
-                f"fully_shard, called on each layer and then on the model)"
+                f"the parameter {name} was partitioned by DeepSpeed (ZeRO-3). It is "
+                f"gathered inside forwards, so a rank that recomputes a layer would "
+                f"wait for the others: use FSDP2 (torch.distributed.fsdp.fully_shard, "
+                f"called on each layer and then on the model)"
             )
             raise MimoseError(msg)
 
@@ -111,9 +110,8 @@ def _raise_if_offloaded(model: nn.Module) -> None:
         if device is not None and device.type != "cpu":
             msg = (
                 f"{name or 'the model'} keeps its weights on the host "
-                f"(CPUOffloadPolicy) and computes on {device}: a budget is about one "
-                f"device's memory, and the model's would be the host's. Leave "
-                f"offload_policy out of fully_shard"
+                f"(CPUOffloadPolicy) and computes on {device}, but a budget is for the "
+                f"memory of one device: leave offload_policy out of fully_shard"
             )
             raise MimoseError(msg)
 

@@ -159,9 +159,9 @@ def make_meter(meter: Meter | BasicMeter | str | None, device: torch.device) -> 
     if is_object and all(callable(getattr(meter, name, None)) for name in _BASIC):
         return _BorrowedMeter(meter)  # type: ignore[arg-type]
     msg = (
-        f"meter {meter!r} cannot be used for {device}: give 'allocator' (of an "
-        f"accelerator), 'process', 'prediction', an object with the methods "
-        f"{', '.join(_BASIC)}, or None"
+        f"meter {meter!r} cannot read {device}: give 'allocator' (for an accelerator), "
+        f"'process', 'prediction', an object with the methods {', '.join(_BASIC)}, or "
+        f"None"
     )
     raise BudgetError(msg)
 

@@ -96,11 +96,13 @@ def infeasible(
     parameters = sum(map(local_bytes, own))
     gradients = sum(local_bytes(p.grad) for p in own if p.grad is not None)
     other = start_bytes - parameters - gradients - state_bytes
+    is_on_cpu = any(parameter.device.type == "cpu" for parameter in own)
+    others = "interpreter, libraries and data" if is_on_cpu else "other memory"
     holders = {
         "parameters": float(parameters),
         "gradients": float(gradients),
         "optimizer state": float(state_bytes),
-        "other things held before the step": float(max(0.0, other)),
+        f"{others} held before the step": float(max(0.0, other)),
         "the step itself, with everything recomputed": least_peak_bytes - start_bytes,
     }
     return InfeasibleBudgetError(

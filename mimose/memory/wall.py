@@ -489,8 +489,8 @@ class Wall:
         self._total_bytes = meter.memory_info()[1]
         if self._put is None:
             _log.warning(
-                "mimose: torch.%s has no set_per_process_memory_fraction: no wall "
-                "keeps the budget",
+                "mimose: torch.%s has no set_per_process_memory_fraction, so nothing "
+                "enforces the budget: leave more memory free",
                 meter.device.type,
             )
 

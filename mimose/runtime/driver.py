@@ -39,11 +39,11 @@ _SHARED = "several forwards or backwards make up a step"
 _AGAIN = "the step is run again"
 _NO_SHAPE = "the inputs hold no tensors, so there is no shape to plan for"
 _NO_LAYER = "no layer was called"
-_NO_GRADIENTS = "layers that were planned for ran without gradients"
+_NO_GRADIENTS = "layers of the plan ran without gradients"
 _TRANSFORMED = (
-    "the model was called inside a transform of torch.func (grad, vmap, jvp, …), whose "
-    "tensors have no memory to plan: detach the session before, or call a "
-    "copy of the model that none is attached to"
+    "the model was called inside a transform of torch.func (grad, vmap, jvp, …), which "
+    "mimose cannot plan: detach the session first, or call a copy of the model that "
+    "has no session"
 )
 
 

@@ -329,9 +329,9 @@ class Engine:
         )
         reasons = ((layer.name, communicates(layer.module)) for layer in self.layers)
         found = (f"in {name}, {why}" for name, why in reasons if why)
-        why = next(found, "attach(agree=...) was given their group")
+        why = next(found, "attach(agree=...) got their group")
         n_ranks = self.ranks.use().n_ranks
-        _log.info("mimose: %d ranks agree on each forward: %s", n_ranks, why)
+        _log.info("mimose: %d ranks agree on each forward, because %s", n_ranks, why)
 
     def detach(self) -> None:
         """Give the model everything back as it was. Harmless twice."""
@@ -432,6 +432,6 @@ def raise_if_attached(model: nn.Module) -> None:
         if any(isinstance(p, Patch) and not p.is_removed for p in places):
             msg = (
                 f"{name or 'the model'} ({type(module).__name__}) is already planned "
-                f"by a session: call its detach() before attaching again"
+                f"by a session: call session.detach() before you attach again"
             )
             raise AlreadyAttachedError(msg)

@@ -79,8 +79,8 @@ def may_run_again(
     if given.are_edited():
         return False
     _log.warning(
-        "mimose: the forward of step %d failed (%s, phase %s, shape %s) and is run "
-        "again with everything recomputed",
+        "mimose: the forward of step %d failed (%s, phase %s, shape %s) and runs again "
+        "with everything recomputed",
         step.number,
         type(error).__name__,
         step.phase,
@@ -113,7 +113,7 @@ def _others_wait(engine: Engine, error: BaseException, what: str, why: str) -> b
     if why and not is_final(error):
         held = format_bytes(engine.memory_limit.least_bytes())
         budget = format_bytes(engine.memory_limit.budget_bytes)
-        mark_final(error, what, why, f"{held} are held now, of {budget}.")
+        mark_final(error, what, why, f"{held} are held now; the budget is {budget}.")
     return bool(why)
 
 
@@ -187,9 +187,7 @@ class Attempts:
             return False
         self._has_run_out = self._has_run_out or runs_out
         self._n_kept, self._n_begun = n_kept, self._engine.steps.n_begun
-        _log.warning(
-            "mimose: a step failed (%s) and is run again", type(error).__name__
-        )
+        _log.warning("mimose: a step failed (%s) and runs again", type(error).__name__)
         return True
 
     def prepare(self) -> None:

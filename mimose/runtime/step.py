@@ -113,8 +113,7 @@ def learn(engine: Engine, outcome: StepOutcome) -> None:
     if record.phase == "plan" and engine.plans and not engine.has_planned:
         engine.has_planned = True
         _log.info(
-            "mimose: plans are used from step %d on: %d of %d layer calls recomputed "
-            "(%s)",
+            "mimose: first plan, in step %d: %d of %d layer calls are recomputed (%s)",
             record.step,
             record.n_recomputed,
             len(record.actions),
@@ -137,15 +136,15 @@ def _note_over(engine: Engine, record: StepRecord) -> None:
     reached = format_bytes(record.highest_bytes or 0)
     is_least = 0 < len(record.actions) == record.n_recomputed
     _log.warning(
-        "mimose: step %d reached %s, over the budget of %s (phase %s, %s; %d over so "
-        "far)%s",
+        "mimose: step %d reached %s, over the budget of %s (phase %s, %s; steps over "
+        "so far: %d)%s",
         record.step,
         reached,
         format_bytes(record.budget_bytes),
         record.phase,
         dict(record.shape),
         engine.n_over,
-        f", with everything recomputed: a budget of {reached} holds it"
+        f". Everything was recomputed: such a step needs a budget of {reached}"
         if is_least
         else "",
     )
@@ -198,7 +197,7 @@ _LEAST_OUTPUT_BYTES = 65536
 _NOT_ALL = "the backward did not go through all forwards before it"
 _TWO_BACKWARDS = "two backwards"
 _NO_END = "the backward did not run to its end, or not through the outputs"
-_NO_GRADIENT = "what the model returned needs no gradient, so no backward was observed"
+_NO_GRADIENT = "the model's outputs need no gradient, so no backward was observed"
 _NO_BACKWARD = "no backward followed"
 _DETACHED = "detached before the backward"
 
@@ -404,8 +403,8 @@ class Step:
             action = self._action_at(at)
             if action not in self.menu.names:
                 msg = (
-                    f"the planner's action_at({at}) returned {action!r}; the actions "
-                    f"in use are {', '.join(self.menu.names)}"
+                    f"the planner's action_at({at}) returned {action!r}, which is not "
+                    f"one of the actions in use: {', '.join(self.menu.names)}"
                 )
                 raise MimoseError(msg)
         self._unplanned.append(action)
@@ -426,7 +425,7 @@ class Step:
         chosen = self.decision.chosen
         what = "other" if chosen is not None and chosen.between else "more"
         self.phase = "fallback"
-        self.withdraw(f"{what} layers ran than in the steps measured at such inputs")
+        self.withdraw(f"{what} layers ran than in measured steps with such inputs")
 
     def withdraw(self, reason: str) -> None:
         """Predict nothing any more, for a reason."""
@@ -630,12 +629,13 @@ class Steps:
         if tensors:
             return _NO_GRADIENT
         kind = type(output).__name__
-        what = f"no tensors were found in what the model returned ({kind})"
+        what = f"no tensors were found in the model's output ({kind})"
         if not self._has_missed:
             self._has_missed = True
             _log.warning(
-                "mimose: %s: its steps teach nothing, and every layer is recomputed. "
-                "Return a tensor, a tuple, a dict or a dataclass",
+                "mimose: %s, so steps cannot be measured and every layer is "
+                "recomputed. "
+                "Let the model return a tensor, a tuple, a dict or a dataclass",
                 what,
             )
         return f"{what}, so its backward was not observed"

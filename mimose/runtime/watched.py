@@ -160,7 +160,11 @@ class _Watched(Generic[_Batch]):
         try:
             self._ahead.hand(batch, then)
         except Exception as error:  # its step plans, or fails with it
-            _log.warning("mimose: a plan could not be made ahead: %r", error)
+            _log.warning(
+                "mimose: the next batch's plan could not be made ahead, so its step "
+                "makes it: %r",
+                error,
+            )
 
 
 class ShapesToCome:
@@ -225,7 +229,9 @@ class ShapesToCome:
             try:
                 sizes = table.fill(shape, step_input.sizes)
             except MimoseError as error:
-                _log.warning("mimose: expect: %s; nothing is expected", error)
+                _log.warning(
+                    "mimose: the shapes of session.expect() are ignored: %s", error
+                )
                 self.unknown, self.largest = [], None
                 return
             peak = self._policy.least_peak_bytes(

@@ -267,4 +267,4 @@ def test_an_edit_that_nobody_counts(toys, sim, caplog):
         model(x).sum().backward()
         model.zero_grad()
         model(x).sum().backward()
-    assert "edits through .data" in caplog.text
+    assert "edits saved tensors through .data" in caplog.text

@@ -158,6 +158,6 @@ def test_rows_chosen_by_a_mask(toys, meter, caplog):
     assert [] == found
     assert session.records[-1].reason
     texts = [record.getMessage() for record in caplog.records]
-    told = [text for text in texts if "steps were all measured" in text]
+    told = [text for text in texts if "steps all recomputed everything" in text]
     assert 1 == len(told)
     assert session.records[-1].reason in told[0]

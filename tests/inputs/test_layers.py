@@ -119,7 +119,7 @@ def test_nothing_found_says_what_to_pass():
         ("BertLayer", "layers=BertLayer"),
         ("BertLayr", "BertLayer"),
         ("transformer.h", r"bert\.encoder\.layer"),
-        ([3], "3 is none"),
+        ([3], "got 3: pass"),
     ],
 )
 def test_a_choice_that_finds_nothing_says_what_could_be_meant(toys, layers, complaint):

@@ -72,7 +72,7 @@ def test_what_is_no_shape_is_refused(toys):
     session = mimose.attach(toys.chain(2, WIDTH), "1TiB")
     with pytest.raises(TypeError, match="several shapes"):
         session.expect({"x.0": 3})
-    with pytest.raises(TypeError, match="as mappings"):
+    with pytest.raises(TypeError, match="map names to sizes"):
         session.expect([3])
     for size in (0, 1.5, True, "3"):
         with pytest.raises(ValueError, match=r"x\.0 must be an integer"):

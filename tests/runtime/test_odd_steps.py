@@ -22,7 +22,7 @@ REASONS = {
     "reentrant": "without gradients",
     "twice": "more layers ran",
     "nothing": "NoneType",
-    "cut off": "needs no gradient",
+    "cut off": "need no gradient",
 }
 
 

@@ -128,7 +128,7 @@ def test_out_of_memory_in_forward(toys, meter, planner, caplog):
     assert "OutOfMemoryError in forward" in record.reason
     assert record.observed_peak_bytes is not None
     assert "step 5" in caplog.text
-    assert "run again with everything recomputed" in caplog.text
+    assert "runs again with everything recomputed" in caplog.text
     assert 1 == session.summary().retries
 
 
