@@ -355,7 +355,7 @@ def test_report_and_explain_are_text_for_people(toys, meter):
     assert "1.00 GiB" in session.report()
     text = session.explain({"x.0": 24})
     assert [] == [f"blocks.{i}#0" for i in range(4) if f"blocks.{i}#0" not in text]
-    with pytest.raises(mimose.MimoseError, match=r"no size is called 'length'"):
+    with pytest.raises(mimose.MimoseError, match=r"there is no size 'length'"):
         session.explain({"length": 24})
 
 

@@ -64,7 +64,7 @@ class _Parser(argparse.ArgumentParser):
         """Parse; unknown options of a command are its own error, not its parent's."""
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(f"unknown arguments: {' '.join(unknown)}")
         return found, unknown
 
     def error(self, message: str) -> NoReturn:
@@ -260,12 +260,14 @@ def _advise(options: _Options) -> int:
                 out = options.out or options.show.parent
                 status, lines = again(options.show, out, options.budget, options.json)
             else:
+                needed = ("model", "the model to train"), ("budget", "its memory")
                 missing = [
-                    f"--{n}" for n in ("model", "budget") if not vars(options)[n]
+                    f"--{name} ({what})"
+                    for name, what in needed
+                    if not vars(options)[name]
                 ]
                 if missing:
-                    msg = f"give {' and '.join(missing)}: the model to train, and the "
-                    msg += "memory for it"
+                    msg = f"give {' and '.join(missing)}"
                     raise UsageError(msg)
                 need_device(options.device)
                 settings = Settings(

@@ -200,14 +200,14 @@ def _pace(fixed_seconds: float, row_seconds: Mapping[str, float]) -> str:
     """
     text = f"a step has a fixed time of {format_seconds(fixed_seconds)}"
     for name, each in row_seconds.items():
-        text += f"; each row ({name}) of the last shape adds {format_seconds(each)}"
-        if each > 0.0:
-            enough = math.ceil((1.0 / _PAYS - 1.0) * fixed_seconds / each / 2.0)
-            at = f"From {enough:,} rows on" if enough > 1 else "From 1 row on"
-            text += (
-                f". {at}, a batch twice as large trains less than {_PAYS:.0%} more "
-                f"rows a second"
-            )
+        if each <= 0.0:  # the times of these steps do not show it
+            continue
+        enough = math.ceil((1.0 / _PAYS - 1.0) * fixed_seconds / each / 2.0)
+        at = f"From {enough:,} rows on" if enough > 1 else "From 1 row on"
+        text += (
+            f"; each row ({name}) of the last shape adds {format_seconds(each)}. {at}, "
+            f"a batch twice as large trains less than {_PAYS:.0%} more rows a second"
+        )
     return text
 
 
