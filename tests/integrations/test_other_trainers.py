@@ -77,18 +77,28 @@ def _arguments(folder, **options):
     }
 
 
-def _check(make, callback):
-    """Train bare and with the callback: losses are equal. Return the records."""
-    trainers = make(), make(callback)
+def _check(make, **options):
+    """Train bare and with the callback: losses are equal. Return the records.
+
+    The callback comes behind what a trainer is made of, which may be its module.
+    """
     logged = []
-    for trainer in trainers:
+    for has_callback in (False, True):
+        trainer = make()
+        if has_callback:
+            if "module" in options:
+                options["module"] = trainer.loss
+            callback = MimoseCallback("1TiB", **options)
+            trainer.add_callback(callback)
         trainer.train()
         history = trainer.state.log_history
         logged.append([entry["loss"] for entry in history if "loss" in entry])
     assert logged[0] == logged[1]
-    records = list(callback.session.records)
-    assert {"plan"} == {record.phase for record in records[-4:]}
-    return records
+    return list(callback.session.records)
+
+
+def _are_planned(records):
+    return {"plan"} == {record.phase for record in records[-4:]}
 
 
 def _llama():
@@ -128,10 +138,12 @@ def test_what_is_on_by_default_is_refused_with_what_to_set(tmp_path):
 def test_the_same_training(kind, tmp_path, meter):
     """With checkpointing off, each batch is one step."""
 
-    def make(*callbacks):
-        return _trl(kind, tmp_path, *callbacks, gradient_checkpointing=False)
+    def make():
+        return _trl(kind, tmp_path, gradient_checkpointing=False)
 
-    assert N_STEPS == len(_check(make, MimoseCallback("1TiB", meter=meter)))
+    records = _check(make, meter=meter)
+    assert N_STEPS == len(records)
+    assert _are_planned(records)
 
 
 @pytest.fixture(scope="module")
@@ -144,7 +156,7 @@ def saved(tmp_path_factory):
     return folder
 
 
-def _sentences(folder, loss, *callbacks, **options):
+def _sentences(folder, loss, **options):
     data = _texts("anchor", "positive", most=100)
     return st.SentenceTransformerTrainer(
         model=loss.model,
@@ -152,7 +164,6 @@ def _sentences(folder, loss, *callbacks, **options):
         train_dataset=data,
         eval_dataset=data.select(range(8)),
         loss=loss,
-        callbacks=list(callbacks),
     )
 
 
@@ -166,23 +177,24 @@ def _loss(folder, kind, **options):
 def test_a_loss_that_calls_the_model_for_each_text(saved, tmp_path, meter):
     """With `module=loss` a batch is one step, planned; evaluation is none."""
     options = {"eval_strategy": "steps", "eval_steps": 6}
-    kind = losses.MultipleNegativesRankingLoss
-    loss = _loss(saved, kind)
 
-    def make(*callbacks):
-        its = loss if callbacks else _loss(saved, kind)
-        return _sentences(tmp_path, its, *callbacks, **options)
+    def make():
+        loss = _loss(saved, losses.MultipleNegativesRankingLoss)
+        return _sentences(tmp_path, loss, **options)
 
-    records = _check(make, MimoseCallback("1TiB", meter=meter, module=loss))
+    records = _check(make, meter=meter, module=None)
     assert N_STEPS == len(records)
     assert {6} == {len(record.actions) for record in records}
+    assert _are_planned(records)
 
 
-def test_a_loss_that_caches_plans_its_small_batches(saved, tmp_path, meter):
-    """Such a loss runs forwards with gradients one by one, each a step."""
+def test_a_loss_that_caches(saved, tmp_path, meter):
+    """It runs small batches inside of its backward, each a step that recomputes all."""
     kind = losses.CachedMultipleNegativesRankingLoss
 
-    def make(*callbacks):
-        return _sentences(tmp_path, _loss(saved, kind, mini_batch_size=2), *callbacks)
+    def make():
+        return _sentences(tmp_path, _loss(saved, kind, mini_batch_size=2))
 
-    _check(make, MimoseCallback("1TiB", meter=meter))
+    records = _check(make, meter=meter)
+    assert len(records) > N_STEPS
+    assert all(record.n_recomputed == len(record.actions) for record in records)
