@@ -312,20 +312,6 @@ def test_a_detached_session_lets_the_model_go(toys, actions):
 # ---------------------------------------------------------------------- phases, text
 
 
-def test_phases_of_varying_lengths(toys, meter):
-    """BERT collects for at most ten steps, steps down and plans."""
-    model = toys.zoo_model("bert")
-    lengths = [20, 33, 9, 26, 14, 38, 30, 12, 23, 17, 35, 28]
-    batches = toys.text_batches([*lengths, 31, 22])
-    found, session = toys.compare(model, batches, meter=meter)
-    assert [] == found
-    phases = [record.phase for record in session.records]
-    n_collected = phases.index("step_down")
-    assert ["collect"] * n_collected == phases[:n_collected]
-    assert n_collected <= 10
-    assert ["step_down", "step_down", "plan"] == phases[n_collected : n_collected + 3]
-
-
 def test_records_tell_of_a_planned_step(toys, meter):
     """Every field of a planned step's record has its value."""
     model = toys.zoo_model("bert")

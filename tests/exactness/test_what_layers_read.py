@@ -106,6 +106,24 @@ def test_what_is_changed_between_forward_and_backward(change):
         assert (one.a is one.b) == (other.a is other.b)
 
 
+def test_what_hooks_collect_is_let_go():
+    """A list of activations that nobody has any more does not stay for a graph."""
+    model = Chain()
+    with mimose.attach(model, "1TiB", planner="full", meter="prediction"):
+        for _ in range(4):
+            acts = []
+            handle = model.layers[0].a.register_forward_hook(
+                lambda _, __, y, acts=acts: acts.append(y)
+            )
+            loss = model(torch.randn(2, 4, WIDTH))
+            loss.backward()
+            handle.remove()
+            gone = weakref.ref(acts[0])
+            del acts, loss, handle
+            gc.collect()
+            assert gone() is None
+
+
 def test_old_values_hold_no_old_steps():
     """A layer that collects its activations anew each time keeps one step's alive."""
 

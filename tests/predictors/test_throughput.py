@@ -52,16 +52,6 @@ def test_a_knee_is_found(place):
     )
 
 
-def test_straight_series_seldom_get_a_knee():
-    """Noise of 10% bends one series in twenty at most."""
-    rng = np.random.default_rng(0)
-    forms = [
-        fit_series(X, (5.0 + X) * (1.0 + 0.1 * rng.standard_normal(5))).form
-        for _ in range(100)
-    ]
-    assert forms.count("knee") <= 5
-
-
 def test_what_no_line_explains_is_refused():
     """Two points, DTR's memory, which saturates, and what falls with the batch."""
     assert "2 batch sizes" in fit_series([1, 2], [10.0, 20.0]).refused

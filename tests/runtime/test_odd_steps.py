@@ -79,11 +79,12 @@ class Model(nn.Module):
 
 def _train(
     manner: str, odd: range, options: dict[str, Any] | None
-) -> tuple[list[torch.Tensor | None], list[str]]:
+) -> tuple[list[torch.Tensor | None], list[str], list[str]]:
     torch.manual_seed(0)
     model = Model()
     got: list[torch.Tensor | None] = []
     told: list[str] = []
+    kept: list[str] = []
     session = mimose.attach(model, "+300MiB", **options) if options else None
     for i in range(odd.stop + 2):
         model.manner = manner if i in odd else ""
@@ -97,7 +98,8 @@ def _train(
     if session is not None:
         session.detach()
         told = [record.reason for record in session.records]
-    return got, told
+        kept = list(session.summary().kept_units.values())
+    return got, told, kept
 
 
 MANNERS = ["checkpointed", "inside", "inside, reentrant", "same", "subset", *REASONS]
@@ -111,11 +113,14 @@ _AT_FIRST = [("checkpointed", range(2)), ("twice", range(2))]
 )
 def test_odd_steps_train_exactly(manner: str, odd: range) -> None:
     """Whatever layers do, all steps are equal to bare ones; the record says why."""
-    bare, _ = _train(manner, odd, None)
+    bare, *_ = _train(manner, odd, None)
     for options in OPTIONS:
-        ours, told = _train(manner, odd, options)
+        ours, told, kept = _train(manner, odd, options)
         for theirs, own in zip(bare, ours, strict=True):
             assert (theirs is None) == (own is None)
             assert theirs is None or own is None or torch.equal(theirs, own)
+        if options["planner"] == "full":
+            own = ["the model itself checkpoints it"] * 3
+            assert (own if manner in ("checkpointed", "reentrant") else []) == kept
     if odd.start and manner in REASONS:
         assert REASONS[manner] in told[odd.start]

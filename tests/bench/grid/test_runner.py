@@ -1,12 +1,10 @@
 """Running a grid, with processes that only say that they train."""
 
-import contextlib
-
 import pytest
 
 pytest.importorskip("transformers")
 
-from mimose.bench.grid.runner import INTERRUPTED, GridSettings, WorkloadRun
+from mimose.bench.grid.runner import GridSettings, WorkloadRun
 
 _LENGTHS = tuple({"length": n} for n in (40, 30, 20, 30, 25, 40))
 
@@ -15,7 +13,7 @@ _LENGTHS = tuple({"length": n} for n in (40, 30, 20, 30, 25, 40))
 def run(children):
     """Run a grid of tc-bert; return its rows by strategy."""
 
-    def run(*strategies, on_step=lambda _: None, **settings):
+    def run(*strategies, **settings):
         grid = WorkloadRun(
             GridSettings(
                 workloads=("tc-bert",),
@@ -24,10 +22,9 @@ def run(children):
                 **{"steps": 5, "warm_up": 1, **settings},
             ),
             "tc-bert",
-            on_step,
+            lambda _: None,
         )
-        with contextlib.suppress(KeyboardInterrupt):
-            grid.run()
+        grid.run()
         assert all(child.is_closed for child in children.made)
         return {
             name: [row for row in grid.rows if row.strategy == name]
@@ -59,18 +56,3 @@ def test_a_strategy_that_fails_says_so_in_a_row(run):
     rows = run("static", "mimose")
     assert [row.problem for row in rows["static"]] == ["", "", "memory ran out"]
     assert len(rows["mimose"]) == 6
-
-
-def test_an_interrupted_run_keeps_its_steps(run):
-    """As Ctrl-C does, in the middle of a strategy's turn."""
-    seen = []
-
-    def on_step(cell):
-        seen.append(cell)
-        if len(seen) == 6:
-            raise KeyboardInterrupt
-
-    rows = run("mimose", "static", on_step=on_step)
-    assert [row.problem for row in rows["none"]] == [""] * 4 + [INTERRUPTED]
-    assert [row.problem for row in rows["mimose"]] == ["", INTERRUPTED]
-    assert [row.problem for row in rows["static"]] == [INTERRUPTED]
