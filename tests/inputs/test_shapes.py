@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from mimose.inputs.describe import (
-    SizeTable,
     call_shape,
     fast_key,
     partial_masks,
@@ -45,30 +44,13 @@ def test_masks_that_hide_something():
     assert () == partial_masks((), {"input_ids": hiding, "mask": hiding.float()})
 
 
-def _table():
+def test_sizes_are_one_as_long_as_they_are_equal():
+    """They have the first name, and are set together; one call parts them for good."""
     table = SizeTable(("ids.0", "ids.1", "labels.0", "labels.1", "mask.0", "mask.1"))
-    table.add((4, 10, 4, 4, 4, 10))
-    return table
-
-
-def test_equal_columns_are_merged_under_the_first_name():
-    """Columns that were always equal are one size; the batch stays by itself."""
-    table = _table()
-    assert {"ids.0": 4, "ids.1": 10, "labels.1": 4} == table.named((4, 10, 4, 4, 4, 10))
-
-
-def test_columns_that_differ_once_stay_apart():
-    """One call in which two columns differ parts them for good."""
-    table = _table()
-    table.add((4, 12, 4, 4, 4, 13))
-    table.add((4, 15, 4, 4, 4, 15))
-    assert {"ids.1": 15, "mask.1": 15} == table.named((4, 15, 4, 4, 4, 15))
-
-
-def test_fill_sets_every_column_of_a_name():
-    """A shape given by name reaches all columns that are merged with it."""
-    table = _table()
-    now = (4, 10, 4, 4, 4, 10)
-    assert (4, 20, 4, 4, 4, 20) == table.fill({"ids.1": 20}, now)
-    assert (4, 20, 4, 4, 4, 20) == table.fill({"mask.1": 20}, now)
-    assert (8, 10, 8, 4, 8, 10) == table.fill({"ids.0": 8}, now)
+    first = (4, 10, 4, 4, 4, 10)
+    table.add(first)
+    assert {"ids.0": 4, "ids.1": 10, "labels.1": 4} == table.named(first)
+    assert (4, 20, 4, 4, 4, 20) == table.fill({"mask.1": 20}, first)
+    for last in ((4, 12, 4, 4, 4, 13), (4, 15, 4, 4, 4, 15)):
+        table.add(last)
+    assert {"ids.1": 15, "mask.1": 15} == table.named(last)

@@ -6,9 +6,7 @@ import numpy as np
 import pytest
 
 from mimose.planners import (
-    ActionSpec,
     InfeasibleBudgetError,
-    Menu,
     Search,
     make_planner,
 )
@@ -81,25 +79,6 @@ def test_refused(make, fields, expected):
     """What cannot be planned is refused, and named."""
     with pytest.raises(ValueError, match=expected):
         make.problem(2, **fields)
-
-
-def test_actions_and_menus():
-    """Names and letters differ, lossy actions are named."""
-    keep, pool = (
-        ActionSpec(name="keep", code="k"),
-        ActionSpec(name="pool", code="p", is_exact=False),
-    )
-    menu = Menu((keep, pool))
-    assert frozenset({"pool"}) == menu.lossy
-    assert "pkp" == menu.codes(("pool", "keep", "pool"))
-    for code in ("", "ab"):
-        with pytest.raises(ValueError, match="code"):
-            ActionSpec(name="fold", code=code)
-    for twice, other in (("pool", pool), ("p", ActionSpec(name="fold", code="p"))):
-        with pytest.raises(ValueError, match=f"'{twice}', '{twice}'"):
-            Menu((keep, pool, other))
-    with pytest.raises(ValueError, match="action"):
-        Menu(())
 
 
 @pytest.mark.parametrize(

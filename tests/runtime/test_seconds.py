@@ -9,7 +9,6 @@ import torch
 from torch import nn
 
 import mimose
-from mimose.predictors import fit_rates
 
 pytestmark = pytest.mark.sim
 
@@ -84,14 +83,3 @@ def test_seconds_are_not_known_of_one_shape(model):
             _update(model, optimizer, [(8, 64)], has_closure=False)
         assert session.forecast().fits
         assert session.forecast().seconds is None
-
-
-def test_rates_have_no_minus_and_shrug_off_a_step_that_waited():
-    """What explains nothing has the rate 0, and a tenfold step moves none."""
-    draw = np.random.default_rng(3)
-    work = np.column_stack((np.ones(30), draw.uniform(1, 9, (30, 2))))
-    seconds = work @ [0.5, 0.25, 0.0] - 0.002 * work[:, 2]
-    seconds[::10] *= 10.0
-    rates = fit_rates(work, seconds, np.zeros(3))
-    assert rates == pytest.approx([0.5, 0.25, 0.0], abs=0.02)
-    assert 0.0 == rates[2]
