@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from mimose.inputs.describe import (
+    SizeTable,
     call_shape,
     fast_key,
     partial_masks,
