@@ -121,6 +121,6 @@ def test_odd_steps_train_exactly(manner: str, odd: range) -> None:
             assert theirs is None or own is None or torch.equal(theirs, own)
         if options["planner"] == "full":
             own = ["the model itself checkpoints it"] * 3
-            assert (own if manner in ("checkpointed", "reentrant") else []) == kept
+            assert (own if manner == "checkpointed" else []) == kept
     if odd.start and manner in REASONS:
         assert REASONS[manner] in told[odd.start]
