@@ -48,7 +48,7 @@ _RATE, _MOMENTUM, _DECAY, _WARM_UP = 0.05, 0.9, 5e-4, 0.2
 
 def ask(settings: Settings, options: Options) -> Answer:
     """Train every arm, and compare the last epochs."""
-    answer, exact = Answer(), list[Row]()
+    answer, exact = Answer(path=settings.out / "accuracy.csv"), list[Row]()
     for arm in _ARMS:
         task = {"arm": arm, "runs": options.runs, "epochs": options.epochs}
         rows = common.measured("accuracy", settings, **task)

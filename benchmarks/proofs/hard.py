@@ -32,7 +32,7 @@ _ERROR_BAR = 0.02
 
 def ask(settings: Settings, options: Options) -> Answer:
     """Train every case, and judge its steps."""
-    answer = Answer()
+    answer = Answer(path=settings.out / "hard.csv")
     for case in options.cases:
         rows = common.measured("hard", settings, case=case, pairs=options.pairs)
         answer.add(case, rows, *judge(options.pairs, rows), head="case")

@@ -49,7 +49,7 @@ _LABELS, _TOKENS, _VOCABULARY = 12, 384, 4096
 
 def ask(settings: Settings, options: Options) -> Answer:
     """Train both arms with the same seeds, and compare the time to the accuracy."""
-    answer = Answer()
+    answer = Answer(path=settings.out / "learning.csv")
     for arm in (_FIXED, "rows by length"):
         rows = common.measured("learning", settings, arm=arm, runs=options.runs)
         last = [row for row in rows if row["accuracy"] >= _ACCURACY]

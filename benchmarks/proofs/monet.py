@@ -102,7 +102,7 @@ def published(model: str, share: float) -> tuple[float, float] | None:
 
 def ask(settings: Settings, options: Options) -> Answer:
     """Learn, plan, measure and compare, model by model."""
-    answer = Answer()
+    answer = Answer(path=settings.out / "monet.csv")
     for model in names_of(_CASES, settings.models):
         for row in _rows(settings, options, model):
             answer.add(f"{model}, {row['batch']} × {_LENGTH}", [row], line_of(row), ())

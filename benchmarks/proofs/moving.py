@@ -54,7 +54,7 @@ _SETTLED, _MOVED, _SHARE_BAR = 100, 0.01, 0.01
 
 def ask(settings: Settings, options: Options) -> Answer:
     """Train every model while its budget moves."""
-    answer = Answer()
+    answer = Answer(path=settings.out / "moving.csv")
     for name in names_of(_SPECS, settings.models):
         task: dict[str, Any] = {"model": name, "steps": options.steps}
         (found,) = common.said_by("moving", settings, part="probe", **task)

@@ -86,7 +86,7 @@ _RECORDED = (
 
 def ask(settings: Settings, options: Options) -> Answer:
     """Train every model, and judge its steps."""
-    answer = Answer()
+    answer = Answer(path=settings.out / "soak.csv")
     for name in names_of(_SPECS, settings.models):
         task: dict[str, Any] = {
             "model": name,

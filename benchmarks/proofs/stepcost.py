@@ -54,7 +54,7 @@ def ask(settings: Settings, options: Options) -> Answer:
     """Time every plan, all in one process."""
     task = {"rounds": options.rounds, "steps": options.steps}
     rows = common.measured("stepcost", settings, **task)
-    answer = Answer()
+    answer = Answer(path=settings.out / "stepcost.csv")
     for name in _PLANS:
         own = [row for row in rows if row["plan"] == name]
         answer.add(name, own, *judge(name, own), head="plan")

@@ -55,7 +55,7 @@ _STEPS_BAR = 2
 
 def ask(settings: Settings, options: Options) -> Answer:
     """Measure the least, then train just above and just below it."""
-    answer = Answer()
+    answer = Answer(path=settings.out / "tight.csv")
     for name in names_of(_SPECS, settings.models):
         task: dict[str, Any] = {"model": name, "steps": options.steps}
         probe = common.measured("tight", settings, run="probe", **task)
