@@ -132,8 +132,9 @@ class BatchSampler(Sampler[list[int]]):
 
     Raises:
         ValueError: A length is not an integer of at least 1; the columns of `lengths`
-            differ in size; there are fewer samples than ranks; a limit is less than 1;
-            or `rank` is not below `world_size`.
+            differ in size; there are fewer samples than ranks; a limit is not an
+            integer of at least 1; `session` is not a session; or `rank` is not below
+            `world_size`.
     """
 
     def __init__(
@@ -165,9 +166,12 @@ class BatchSampler(Sampler[list[int]]):
             raise ValueError(msg)
         self._lengths: _Ints = np.stack(columns, axis=1)
         for name, limit in (("max_rows", max_rows), ("max_tokens", max_tokens)):
-            if limit is not None and limit < 1:
-                msg = f"{name} must be at least 1, got {limit}"
+            if limit is not None and not (isinstance(limit, int) and limit >= 1):
+                msg = f"{name} must be an integer of at least 1, got {limit!r}"
                 raise ValueError(msg)
+        if session is not None and not hasattr(session, "forecast"):
+            msg = f"session must be what mimose.attach returned, got {session!r}"
+            raise ValueError(msg)
         is_distributed = distributed.is_available() and distributed.is_initialized()
         if world_size is None:
             world_size = distributed.get_world_size() if is_distributed else 1
@@ -352,12 +356,12 @@ class BatchSampler(Sampler[list[int]]):
                 ranks, or other arguments that decide the order. The sampler is
                 unchanged.
         """
-        own = self._description()
-        if state["of"] != own:
+        own, its = self._description(), state.get("of")
+        if its != own:
             msg = (
-                f"the state belongs to another sampler, with {state['of']}; this one "
-                f"has {own}. Make the sampler with the same samples, arguments and "
-                f"number of ranks, or start the epoch again without the state"
+                f"the state belongs to another sampler, with {its}; this one has "
+                f"{own}. Make the sampler with the same samples, arguments and number "
+                f"of ranks, or start the epoch again without the state"
             )
             raise StateMismatchError(msg)
         self.epoch = state["epoch"]

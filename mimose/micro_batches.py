@@ -127,6 +127,10 @@ def read_rows(batch: Any, lengths: Lengths, model: nn.Module) -> Rows:
     by_name = lengths if isinstance(lengths, Mapping) else {}
     if lengths is not None and not isinstance(lengths, Mapping):
         by_name = {"": lengths}
+    for name, own in by_name.items():
+        if not hasattr(own, "__len__"):
+            msg = f"lengths{name and f' of {name}'}: give an integer a row, got {own!r}"
+            raise ValueError(msg)
     n = _n_rows(batch, by_name)
     if not n:
         msg = "the batch has no rows, so there is nothing to split: skip this batch"

@@ -1,25 +1,24 @@
-"""Deciding what a step does: a phase and a plan, within the budget. No torch.
+"""Decides what a step does: its phase and its plan, within the budget. No torch.
 
-In come a step's input and what is held; out goes a `Decision`.
+The input is a step's input and what is held; the output is a `Decision`.
 
 Note: [Plans]
-A plan for a shape that is on its way is made in the worker thread, a little under what
-is held now. Where the planner on the step's path has not proved that its plan is the
-best, the thread solves the same problem to its end, and puts what comes out in the
-plan's place.
+The worker thread makes plans for expected shapes, for a little less memory than is free
+now. If the planner has not proved that its plan is the best, the thread solves the same
+problem with a wider search, and replaces the plan by the result.
 
 Note: [Windows]
-What runs before a backward is one step for memory, however many forwards that are:
-each holds what it holds until the backward. So a window, the forwards up to a backward,
-is one step of all their layer calls. Its context is that of its forwards in order, its
-sizes are theirs, one behind the other, and all that is learned, planned and predicted
-of steps is of windows too. A window of one forward is an ordinary step.
+All forwards before one backward are one step for memory, because each holds its memory
+until the backward. So a window, these forwards, is one step with all their layer calls.
+Its context and its sizes are those of its forwards in order, and everything that is
+learned, planned and predicted for steps applies to windows. A window of one forward is
+an ordinary step.
 
-When the first forward begins, the later ones are not known. The longest window that
-began so of late is expected again, its sizes to come by the rule that they followed, of
-the first forward's, else the largest seen. A forward that comes otherwise, and is not
-smaller, is recomputed. So is all of a step whose graph several backwards go
-through.
+When the first forward begins, the later ones are not known. The policy expects the
+longest recent window that began in the same way. The sizes of its later forwards follow
+from those of the first by a rule, or are the largest seen. A forward that differs, and
+is not smaller, is recomputed. If several backwards go through a graph, the whole step
+is recomputed.
 """
 
 from __future__ import annotations
@@ -63,17 +62,17 @@ from mimose.worker import JobKind, lock
 
 
 class LeastPeaks:
-    """Remembers what steps with everything recomputed needed.
+    """Remembers the peaks of steps with everything recomputed.
 
-    A batch at least as large in every size needs at least as much. What held the
-    memory may be held twice in the first steps (the optimizer's state still to come),
-    so the lower of two bounds counts: that step's peak with the state made since, and
-    today's start with that step's growth.
+    A batch that is at least as large in every size needs at least as much. The first
+    steps run before the optimizer's state exists, so the lower of two bounds counts:
+    the peak of that step with today's optimizer state, and today's start with the
+    growth of that step.
     """
 
     def __init__(self) -> None:
         self._least: dict[tuple[Context, Sizes], tuple[float, float]] = {}
-        """Peaks without the optimizer's state, and growths; the last ones."""
+        """The last peaks without the optimizer's state, and the growths."""
 
     def add(
         self,
@@ -82,13 +81,13 @@ class LeastPeaks:
         growth_bytes: float,
         state_bytes: float,
     ) -> None:
-        """Take in one step in which everything was recomputed.
+        """Record a step with everything recomputed.
 
         Args:
             step_input: The step.
-            peak_bytes: Reached in it.
-            growth_bytes: The same over its start.
-            state_bytes: Of the optimizer, at that time.
+            peak_bytes: Its peak.
+            growth_bytes: Its peak minus its start.
+            state_bytes: The optimizer's state at that time.
         """
         least = peak_bytes - state_bytes, growth_bytes
         self._least[step_input.context, step_input.sizes] = least
@@ -98,12 +97,12 @@ class LeastPeaks:
     def bound(
         self, step_input: StepInput, start_bytes: float, state_bytes: float
     ) -> float:
-        """Return a peak that no plan can go below, 0 if none is known.
+        """Return a lower bound of the peak under any plan; 0 if none is known.
 
         Args:
-            step_input: The step to come.
-            start_bytes: Held now.
-            state_bytes: Of the optimizer, now.
+            step_input: The next step.
+            start_bytes: What is held now.
+            state_bytes: The optimizer's state now.
         """
         return max(
             (
@@ -126,7 +125,7 @@ Parts: TypeAlias = tuple[StepInput, ...]
 
 _MOST_FORWARDS = 16
 LATELY = 16
-"""Windows that began alike and are remembered."""
+"""Windows remembered for each first forward."""
 SEVERAL_BACKWARDS = "several backwards go through such steps"
 OTHERS = "this step has other forwards or backwards than expected"
 
@@ -135,7 +134,7 @@ def joined(parts: Sequence[StepInput]) -> StepInput:
     """Return the step input of a window: Note: [Windows].
 
     Args:
-        parts: Those of its forwards.
+        parts: The step inputs of its forwards.
     """
     if len(parts) == 1:
         return parts[0]
@@ -148,20 +147,20 @@ def joined(parts: Sequence[StepInput]) -> StepInput:
 
 
 class Windows:
-    """Remembers which windows came, and tells how one that begins goes on.
+    """Remembers recent windows, and predicts how a new one continues.
 
     Attributes:
-        seen: By the first forward's context, windows and their backwards; of contexts
-            alone in which some was not of one forward and one backward.
+        seen: By the first forward's context, the windows and their numbers of
+            backwards. Contexts with only ordinary steps are left out.
     """
 
     def __init__(self) -> None:
         self.seen: dict[Context, deque[tuple[Parts, int]]] = {}
         self._to_come: dict[Context, list[tuple[StepInput, list[SizeMap]]]] = {}
-        """The forwards behind such a first one, and how their sizes follow from its."""
+        """The forwards after a first one, and the rules of their sizes."""
 
     def expected(self, first: StepInput) -> StepInput | str:
-        """Return the window that a forward begins, or why it is not to be planned.
+        """Return the window that a forward begins, or why it cannot be planned.
 
         Args:
             first: The forward.
@@ -183,7 +182,7 @@ class Windows:
         return joined(parts)
 
     def absorb(self, parts: Sequence[StepInput], n_backwards: int) -> None:
-        """Take in a window that has come to its end, or has had another backward.
+        """Record a window that has ended, or has had another backward.
 
         Args:
             parts: Its forwards.
@@ -201,11 +200,11 @@ class Windows:
             del self.seen[next(iter(self.seen))]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was seen, ready for JSON."""
+        """Return the windows as plain JSON data."""
         return {context: list(seen) for context, seen in self.seen.items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Take over what another one has seen.
+        """Replace the windows.
 
         Args:
             state: What ``state_dict`` returned.
@@ -223,7 +222,7 @@ class Windows:
 
 
 def covers(whole: StepInput, parts: Sequence[StepInput]) -> bool:
-    """Whether forwards are those that a window began to be expected with, or smaller.
+    """Whether forwards are the first ones of a window, or smaller.
 
     Args:
         whole: The window.
@@ -237,7 +236,7 @@ def covers(whole: StepInput, parts: Sequence[StepInput]) -> bool:
 
 
 def _to_come(seen: Sequence[Parts]) -> list[tuple[StepInput, list[SizeMap]]]:
-    """Return how the longest windows went on, and the rules of their sizes."""
+    """Return the later forwards of the longest windows, with their size rules."""
     longest = max(seen, key=len)
     alike = [p for p in seen if joined(p).context == joined(longest).context]
     roots = [parts[0].sizes for parts in alike]
@@ -253,37 +252,38 @@ def _to_come(seen: Sequence[Parts]) -> list[tuple[StepInput, list[SizeMap]]]:
 # ------------------------------------------------------------ plans
 
 _SPARE = 0.01
-"""Of the room for a step: less is not worth another plan."""
+"""The share of a step's headroom that is not worth another plan."""
 _COPIES = 4
-"""Of the logits in float32, that a plain loss holds more than one by rows, at most."""
+"""A plain loss holds at most this many more copies of the logits in float32 than a loss
+by rows."""
 
 _Key = tuple[Context, Sizes, bool]
-"""What comes first in a `StepInput`; plans differ by no more."""
+"""The first fields of a `StepInput`, which identify a plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """What a step does: plain data, made once."""
+    """What a step does."""
 
     phase: Phase
     chosen: CachedPlan | None
     """None: everything is recomputed, and measured."""
     growth_bytes: float | None = None
-    """Predicted."""
+    """The predicted growth."""
     flops: tuple[int, ...] = ()
-    """Recomputed by each layer call under the plan, as far as they are known."""
+    """The FLOPs that each layer call recomputes under the plan, as far as known."""
     cache_hit: bool = False
     is_measured: bool = False
-    """Whether the boundaries are read although there is a plan."""
+    """Whether the step is measured although it has a plan."""
     is_whole: bool = False
-    """Whether what is recomputed runs to its end, as it does on another rank."""
+    """Whether recomputations run to their end, as on another rank."""
     reason: str = ""
     """Why it is not an ordinary step; "" if it is."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CachedPlan:
-    """A plan for one shape, with all that a hit needs."""
+    """A plan for one shape, with everything that a cache hit needs."""
 
     plan: Plan
     calls: tuple[str, ...]
@@ -296,17 +296,17 @@ class CachedPlan:
     flops: tuple[int, ...]
     """As in `Decision`."""
     headroom_bytes: float
-    """What it was made for."""
+    """The headroom for which it was made."""
     version: int
-    """Of the cost model that it was made from."""
+    """The version of the cost model from which it was made."""
     between: tuple[tuple[int, ...], ...] = ()
-    """How often each layer was called where each forward but the last ends."""
+    """For the end of each forward but the last, how often each layer was called."""
     ends: tuple[int, ...] = ()
-    """How many layer calls have run there."""
+    """For the end of each forward but the last, how many layer calls have run."""
     is_ahead: bool = False
-    """Whether it was made before its shape came."""
+    """Whether it was made before its step."""
     decided: dict[float, Decision] = field(default_factory=dict)
-    """By what is released, the decisions of hits."""
+    """By released bytes, the decisions of cache hits."""
 
     def counts_until(self, part: int) -> tuple[int, ...]:
         """Return how often each layer is called up to the end of a forward."""
@@ -324,21 +324,21 @@ class CachedPlan:
 
 
 class Plans:
-    """Keeps plans by shape, those of the least recently used forgotten first.
+    """Caches plans by shape; the least recently used are dropped first.
 
-    A shape has several where the budget moves, or what is held before its steps: each
-    is good for as much as it was made for.
+    A shape has several plans if the budget moves, or what is held before its steps:
+    each plan is for one headroom.
 
     Args:
-        learner: Holds what has been learned.
+        learner: Holds what was learned.
         planner: Chooses the actions.
-        margin: Between a prediction and the budget.
-        cache_size: The most plans kept.
-        refiner: Solves a problem to its end; None where plans stay as they were made.
+        margin: The safety margin.
+        cache_size: The most plans in the cache.
+        refiner: A wider search that improves plans; None for none.
 
     Attributes:
-        hits: Steps whose plan was there.
-        misses: Those for which it was made.
+        hits: Steps whose plan was in the cache.
+        misses: Steps whose plan was not.
         n_ready: Plans that were made ahead and used.
     """
 
@@ -360,7 +360,7 @@ class Plans:
         self.hits = self.misses = self.n_ready = 0
 
     def get(self, step_input: StepInput, memory: Memory) -> CachedPlan | None:
-        """Return the plan of a step that is about to run, if it is good today.
+        """Return the cached plan of a step that is about to run, if it is still good.
 
         Args:
             step_input: The step.
@@ -379,7 +379,7 @@ class Plans:
     def peek(self, step_input: StepInput, memory: Memory) -> CachedPlan | None:
         """Return the plan that a step would find, and change nothing.
 
-        Of those that are good today it is the one that costs least.
+        If several plans are good, it is the cheapest.
 
         Args:
             step_input: The step.
@@ -394,7 +394,7 @@ class Plans:
             allowed = self._margin.allowed(growth)
             if cached.version < valid or allowed > headroom:
                 continue
-            # It leaves no more unused than it must.
+            # It must not leave much unused.
             most = max(_SPARE * growth, self._margin.noise_bytes)
             if headroom - cached.headroom_bytes > most and not cached.keeps_all:
                 continue
@@ -405,7 +405,7 @@ class Plans:
     def _put(
         self, step_input: StepInput, made: CachedPlan, before: CachedPlan | None = None
     ) -> CachedPlan:
-        """Keep a plan beside those of its shape that do something else; return it."""
+        """Store a plan beside the other plans of its shape, and return it."""
         valid, others = self._learner.model.valid_since, []
         for other in self._cache.get(step_input[:3], ()):
             if other is before or other.version < valid:
@@ -425,15 +425,16 @@ class Plans:
         logit_bytes: int,
         memory: Memory,
     ) -> bool:
-        """Whether a step fits with a plain loss and nothing recomputed.
+        """Whether a step fits with a plain loss and everything kept.
 
-        Where steps with a plain loss are not known well enough, the same step by rows
-        tells: it takes less by four copies of the logits at most.
+        If steps with a plain loss cannot be predicted, the same step with a loss by
+        rows
+        is: it takes less by at most four copies of the logits.
 
         Args:
             step_input: The step with a plain loss.
-            by_rows: The same with its loss by rows.
-            logit_bytes: Of its logits in float32.
+            by_rows: The same step with its loss by rows.
+            logit_bytes: The bytes of its logits in float32.
             memory: What is held, and the budget.
         """
         plain, made = self.peek(step_input, memory), self.peek(by_rows, memory)
@@ -463,9 +464,10 @@ class Plans:
         Args:
             step_input: The step.
             memory: What is held, and the budget.
-            usable_bytes: The level that predictions may reach: the margin is taken off.
-            share: How much of the way from the safest plan to that it may go.
-            planner: Another one than the usual.
+            usable_bytes: The highest level that predictions may reach, which is below
+                the budget by the margin.
+            share: The share of the way from the safest plan to that level.
+            planner: Another planner than the usual one.
 
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
@@ -485,19 +487,19 @@ class Plans:
         memory: Memory,
         problem: PlanningProblem,
     ) -> tuple[Plan, Growth]:
-        """Choose the actions; fill what the problem's safe side leaves of the budget.
+        """Choose the actions, and use what the problem's upper bounds leave unused.
 
-        The problem has autocast's copies of kept layers twice, and a plan is predicted
-        without. Of BERT-large that was a tenth of the growth, and three layers
-        recomputed for nothing.
+        The problem counts autocast's copies for kept layers twice, and the prediction
+        of a plan does not. For BERT-large that was a tenth of the growth, so that three
+        layers were recomputed for nothing.
         """
         released = memory.released_bytes
         room = problem.budget_bytes - problem.start_bytes
         plan = self._plan(planner, problem, memory)
         growth = plan_growth(model, step_input, problem, plan.actions, released)
         reached = 0.0
-        while True:  # each time by 1% of the room more
-            # By so much the problem has the plan higher than it is predicted.
+        while True:  # each time with at least 1% more headroom
+            # By this much the problem's peak is above the plan's prediction.
             beyond = plan.peak_bytes - problem.start_bytes - growth.bytes(released)
             keeps_all = set(plan.actions) <= {model.menu.first}
             if keeps_all or beyond - reached < _SPARE * room:
@@ -513,7 +515,7 @@ class Plans:
         return plan, growth
 
     def _plan(self, planner: Planner, problem: PlanningProblem, memory: Memory) -> Plan:
-        """Choose the actions; where the margin does not fit, the safest ones."""
+        """Choose the actions; the safest ones if the margin does not fit."""
         try:
             return planner.plan(problem)
         except _Infeasible as error:
@@ -527,7 +529,7 @@ class Plans:
     def least(
         self, step_input: StepInput, memory: Memory, usable_bytes: float
     ) -> CachedPlan:
-        """Return the plan with the least peak; the arguments are those of `make`."""
+        """Return the plan with the lowest peak; the arguments are those of `make`."""
         model = self._learner.model
         problem = fill_problem(model, step_input, memory, usable_bytes)
         plan = safest_plan(problem)
@@ -538,12 +540,12 @@ class Plans:
     def imposed(
         self, step_input: StepInput, memory: Memory, actions: tuple[str, ...]
     ) -> CachedPlan:
-        """Return the plan of given actions, which other ranks asked for.
+        """Return the plan of given actions, on which ranks have agreed.
 
         Args:
             step_input: The step.
             memory: What is held, and the budget.
-            actions: One a layer call.
+            actions: The action of each layer call.
         """
         model = self._learner.model
         problem = fill_problem(model, step_input, memory)
@@ -559,13 +561,13 @@ class Plans:
         memory: Memory,
         usable_bytes: float,
     ) -> None:
-        """Keep a plan for the next time, and have it refined.
+        """Store a plan in the cache, and have it improved.
 
         Args:
-            step_input: What it was made for, as all others.
+            step_input: The step for which it was made.
             made: The plan.
             memory: What was held, and the budget.
-            usable_bytes: The level that predictions may reach.
+            usable_bytes: The highest level that predictions may reach.
         """
         with self._lock:
             made = self._put(step_input, made)
@@ -588,7 +590,7 @@ class Plans:
         try:
             refined = self.make(step_input, memory, usable_bytes, planner=self._refiner)
         except InfeasibleBudgetError:
-            return  # more was learned since, and the plan is not good any more
+            return  # with what was learned since, the plan does not fit
         is_dearer = refined.plan.extra_cost > made.plan.extra_cost
         if is_dearer and not refined.plan.optimal:
             return
@@ -597,7 +599,7 @@ class Plans:
                 self._put(step_input, refined, before=made)
 
     def prepare(self, step_input: StepInput, memory: Memory) -> None:
-        """Have a plan made for a step that is to come, if there is none that fits.
+        """Have a plan made for an expected step, if there is no good one.
 
         Args:
             step_input: The step, of a context that is planned freely.
@@ -617,19 +619,19 @@ class Plans:
         try:
             made = self.make(step_input, memory, usable)
         except InfeasibleBudgetError:
-            return  # its step says so, with the numbers of its day
+            return  # its step raises this with its own numbers
         with self._lock:
             if self.peek(step_input, memory) is None:
                 self._put(step_input, replace(made, is_ahead=True))
 
 
 def _tightened(problem: PlanningProblem, share: float) -> PlanningProblem:
-    """Let a problem go only part of the way to its budget."""
+    """Lower a problem's budget to a share of the way from the safest plan to it."""
     least = safest_plan(problem).peak_bytes
     keep_all = np.zeros(len(problem.calls), dtype=np.intp)
     top = min(problem.budget_bytes, lay_out(problem, keep_all).peak_bytes)
     if least >= top:
-        return problem  # there is no way to go part of
+        return problem
     return replace(problem, budget_bytes=least + share * (top - least))
 
 
@@ -661,37 +663,38 @@ def without_rows(context: Context) -> Context:
 _log = logging.getLogger(__name__)
 
 _STAGES = (0.35, 0.7)
-"""Shares of the way from the safest plan to the whole budget, each checked by a step
-before a context is planned freely."""
+"""The ramp-up: shares of the way from the safest plan to the whole budget. A step
+checks each before a context is planned freely."""
 _MEASURED_STEPS = 32
-"""So many steps are measured, if their shape is new, under a plan or not. As many show
-actions of which little is known, and as many in a row without a plan are worth a
+"""This many steps with new shapes are measured, with or without a plan. As many steps
+measure actions of which little is known. As many steps in a row without a plan log a
 warning."""
 _LARGE = 0.5
-"""Steps that grow by less of the headroom teach the margin nothing: noise is all."""
+"""Steps with less growth, as a share of the headroom, do not change the margin, because
+their readings are mostly noise."""
 _OFF = 0.005
-"""A prediction that a measured step showed to be off by more was of a model that has
-learned better since: the plans made until then are made again."""
+"""If a measured step's prediction has a larger error, the plans made until then become
+invalid, because the model has learned since."""
 
 
 class Policy:
     """Chooses a phase and a plan for each step.
 
     Args:
-        learner: Holds what has been learned.
+        learner: Holds what was learned.
         planner: Makes the plans.
-        noise_bytes: By so much a reading of the meter means nothing.
-        cache_size: The most plans kept.
-        raises: Whether a prediction that no plan keeps the budget is an error. It need
-            not be where steps are observed: then everything is recomputed, and what
-            that is seen to take decides.
-        refiner: Makes better plans beside training; None for none.
+        noise_bytes: The noise of a reading of the meter.
+        cache_size: The most plans in the cache.
+        raises: Whether it is an error if no plan is predicted to keep the budget. It is
+            not if steps are observed: then the step recomputes everything, and its
+            measured peak decides.
+        refiner: Improves plans in the worker thread; None for none.
 
     Attributes:
-        margin: What is kept free between a prediction and the budget.
-        plans: Those in use.
-        windows: Which forwards make up a step.
-        least_peaks: What steps with everything recomputed needed.
+        margin: The safety margin.
+        plans: The plans.
+        windows: Predicts which forwards make up a step.
+        least_peaks: The peaks of steps with everything recomputed.
     """
 
     def __init__(
@@ -711,7 +714,7 @@ class Policy:
         self.windows = Windows()
         self.least_peaks = LeastPeaks()
         self._stages: dict[Context, int] = {}
-        """By context, how many of the stages are passed; none where no plan ran."""
+        """By context, how many stages of the ramp-up are passed."""
         self._n_tries = 0
         self._n_unplanned = 0
 
@@ -728,18 +731,18 @@ class Policy:
         """Choose what a forward does: Note: [Windows].
 
         Args:
-            parts: The forwards of its window so far, it the last.
+            parts: The forwards of its window so far, this one last.
             memory: What was held when the first began, and the budget.
-            before: What this returned for the forward before it, if there is one.
-            is_first: Whether it is the process's first, which maps and imports things
-                that stay: a plan, after what was learned elsewhere, leaves more free.
+            before: What this method returned for the forward before it, if any.
+            is_first: Whether it is the first forward of the process, which loads
+                libraries that stay: a plan then leaves more free.
 
         Returns:
-            The window that is expected, and what all its forwards do.
+            The expected window, and the decision for all its forwards.
 
         Raises:
-            InfeasibleBudgetError: A trusted prediction says that no plan fits, and
-                predictions are all there is.
+            InfeasibleBudgetError: No plan is predicted to fit, and steps are not
+                observed.
         """
         if before is not None:
             whole, decision = before
@@ -768,12 +771,12 @@ class Policy:
     def _plan(
         self, step_input: StepInput, memory: Memory, *, is_first: bool
     ) -> Decision:
-        """Make a plan where the costs are known well enough."""
+        """Make a plan if the step can be predicted; else decide to measure it."""
         learner, context = self._learner, step_input.context
         is_measured = context in learner.model.patterns
         is_known = is_measured and without_rows(context) in self._stages
         if not is_known or why_unknown(learner.model, step_input):
-            learner.worker.catch_up()  # there is nothing better to do
+            learner.worker.catch_up()  # what it learns may allow a plan
         model = learner.model
         learner.use(context)
         why_not = why_unknown(model, step_input)
@@ -808,11 +811,11 @@ class Policy:
         decision: Decision,
         made: CachedPlan,
     ) -> Decision | None:
-        """Have a step show actions of which little is known; None where none is.
+        """Let a step try actions that are hardly measured; None if there are none.
 
-        Layer calls that the plan keeps run under them by turns. They hold no more than
-        what they stand in for, so the budget is kept; but nothing is predicted of such
-        a step. Lossy actions are not tried where all can be kept.
+        Layer calls that the plan keeps run under these actions in turn. They hold no
+        more than keeping does, so the step keeps the budget, but it is not predicted.
+        Lossy actions are not tried if everything can be kept.
         """
         menu, planned = model.menu, made.plan.actions
         if self._n_tries >= _MEASURED_STEPS or self._learner.n_waiting > 1:
@@ -838,7 +841,7 @@ class Policy:
         )
 
     def prepare(self, step_input: StepInput, memory: Memory) -> None:
-        """Have a plan made beside training for a step that is to come.
+        """Have the worker thread make a plan for an expected step.
 
         Args:
             step_input: Its context and sizes.
@@ -846,7 +849,7 @@ class Policy:
         """
         model, context = self._learner.model, step_input.context
         if self._learner.n_steps < _MEASURED_STEPS or self._share(context) < 1.0:
-            return  # its step is to be measured
+            return  # its step will be measured
         if context in model.patterns and extrapolation_ratio(model, step_input) <= 0.0:
             self.plans.prepare(step_input, memory)
 
@@ -857,16 +860,16 @@ class Policy:
         memory: Memory,
         actions: tuple[str, ...],
     ) -> Decision | None:
-        """Return a decision with other actions, which other ranks asked for.
+        """Return a decision with the actions on which ranks have agreed.
 
         Args:
-            step_input: What the plan is for.
-            decision: This rank's own, with a plan.
+            step_input: The step of the plan.
+            decision: This rank's own decision, with a plan.
             memory: What is held, and the budget.
-            actions: One a layer call of that plan.
+            actions: The action of each layer call of that plan.
 
         Returns:
-            None where what is known by now is of other layer calls.
+            None if the cost model now has other layer calls.
         """
         chosen, model = decision.chosen, self._learner.model
         if chosen is None or step_input.context not in model.patterns:
@@ -891,21 +894,21 @@ class Policy:
         counts: tuple[int, ...],
         part: int = 0,
     ) -> Decision | None:
-        """Return a planned forward's decision, now that it is known what has run.
+        """Return a planned forward's decision, adjusted to the layers that have run.
 
-        Where less ran than was planned for, nothing is predicted. Where more ran, that
-        is taken note of. Of several forwards before one backward each has to run what
-        was planned: calls are counted on from one to the next, so that it is not known
-        which a later one leaves out.
+        If fewer layer calls ran than planned, the prediction is withdrawn. If more ran,
+        that is recorded. In a window of several forwards each must run exactly what was
+        planned: calls are counted over the whole window, so it is not known which calls
+        a later forward leaves out.
 
         Args:
             step_input: The window's context and sizes.
-            decision: With a plan.
-            counts: How often each layer was called, up to the forward's end.
-            part: Which forward of its window it is.
+            decision: The decision, with a plan.
+            counts: How often each layer was called, up to the end of the forward.
+            part: The index of the forward in its window.
 
         Returns:
-            None where more has run, or other layers.
+            None if more layer calls or other layers have run.
         """
         chosen, model = decision.chosen, self._learner.model
         if chosen is None or counts == chosen.counts_until(part):
@@ -967,24 +970,24 @@ class Policy:
             del self._stages[next(iter(self._stages))]
 
     def forget(self, context: Context) -> None:
-        """Distrust a context whose steps turned out to run other layers."""
+        """Forget a context whose steps have run other layers than expected."""
         self._learner.forget(context)
         self._stages.pop(without_rows(context), None)
 
     def distrust_plans(self) -> None:
-        """Make every plan made so far invalid, as after a step over the budget."""
+        """Make all plans invalid, as after a step over the budget."""
         self._learner.distrust_plans()
 
     # ------------------------------------------------------------------ reporting
 
     def least_peak_bytes(self, step_input: StepInput, memory: Memory) -> float | None:
-        """Return what a step is sure to reach under any plan; None if nothing is sure.
+        """Return a lower bound of a step's peak under any plan; None if not known.
 
-        The prediction of the safest plan, less the margin that predictions have.
+        It is the prediction of the safest plan, minus the margin.
 
         Args:
             step_input: Its context and exact sizes.
-            memory: What is held, as if it began now.
+            memory: What is held, as if the step began now.
         """
         model = self._learner.model
         if why_unknown(model, step_input) or model.varies(
@@ -998,10 +1001,10 @@ class Policy:
     def usable_bytes(
         self, step_input: StepInput, memory: Memory, *, is_first: bool = False
     ) -> float:
-        """Return the level that predictions of a step may reach.
+        """Return the highest level that the prediction of a step may reach.
 
         Args:
-            step_input: The step, of a context that is known.
+            step_input: The step, of a known context.
             memory: What is held, and the budget.
             is_first: As for `decide`.
         """
@@ -1028,7 +1031,7 @@ class Policy:
         return problem, plan, f"{why}, with a margin of {self.margin.share:.1%}"
 
     def problem(self, step_input: StepInput, memory: Memory) -> PlanningProblem:
-        """Fill the planning problem of exact sizes, nothing taken off the budget.
+        """Return the planning problem of exact sizes, without margin.
 
         Args:
             step_input: The step's context and sizes.
@@ -1037,7 +1040,7 @@ class Policy:
         return fill_problem(self._learner.model, step_input, memory)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what steps have taught, ready for JSON; plans are made anew."""
+        """Return what was learned as plain JSON data, without plans."""
         return {
             "stages": dict(self._stages),
             "margin": self.margin.state_dict(),
@@ -1045,7 +1048,7 @@ class Policy:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what another policy was taught.
+        """Replace what was learned.
 
         Args:
             state: What ``state_dict`` returned.
@@ -1058,12 +1061,12 @@ class Policy:
     # ------------------------------------------------------------------ the margin
 
     def _share(self, context: Context) -> float:
-        """Return the share of the way to the whole budget that a plan may go."""
+        """Return the share of the way to the whole budget that a plan may use."""
         stage = self._stages.get(without_rows(context), 0)
         return _STAGES[stage] if stage < len(_STAGES) else 1.0
 
     def _too_small(self, error: InfeasibleBudgetError, memory: Memory) -> str:
-        """Say what the least plan comes to, and what tensors may."""
+        """Return the reason that no plan fits, with the numbers."""
         least, most = map(format_bytes, (error.least_peak_bytes, memory.budget_bytes))
         margin = f"{self.margin.share:.1%}"
         reason = (
@@ -1076,7 +1079,7 @@ class Policy:
         return f"{reason}, because {ratio} bytes are reserved for each byte of growth"
 
     def _note(self, why_not: str) -> None:
-        """Count steps without a plan, and warn once where there is no end of them."""
+        """Count steps without a plan, and warn after many in a row."""
         self._n_unplanned = self._n_unplanned + 1 if why_not else 0
         if self._n_unplanned == _MEASURED_STEPS:
             _log.warning(

@@ -339,7 +339,11 @@ class Session:
             RuntimeError: The closure failed again, or for another reason; or other
                 ranks take part in the step, so that no rank can repeat it alone.
             MimoseError: The session was detached.
+            TypeError: `closure` is not callable.
         """
+        if not callable(closure):
+            msg = f"step needs a function of forward and backward, got {closure!r}"
+            raise TypeError(msg)
         restore_gradients = saved_gradients(self._raise_if_detached())
         snapshot = self._engine.rollback.snapshot()
         snapshot.take()

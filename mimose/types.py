@@ -1,4 +1,4 @@
-"""Plain data that crosses between the folders, and the words for it. No torch."""
+"""Plain data that the packages exchange. No torch."""
 
 from __future__ import annotations
 
@@ -10,71 +10,72 @@ Sizes: TypeAlias = tuple[int, ...]
 
 
 Context: TypeAlias = str
-"""Names, in every process alike, all that changes costs at one shape."""
+"""Names everything that changes costs at one shape; the same in all processes."""
 
 
 BY_ROWS = "~rows"
-"""Ends the context of forwards whose loss goes by rows: see `mimose.loss_by_rows`."""
+"""The end of the context of forwards whose loss is computed by rows."""
 
 
 MOST_CONTEXTS = 64
-"""Contexts remembered; then the least recently used is forgotten."""
+"""The most contexts remembered; then the least recently used is dropped."""
 
 
 class StepInput(NamedTuple):
     """What is known of a step before it runs."""
 
     context: Context
-    """All that changes costs at one shape, but whether gradients are there."""
+    """Everything that changes costs at one shape, except `has_gradients`."""
     sizes: Sizes
-    """Every dimension of the root's tensors."""
+    """Every dimension of the tensors that the model gets."""
     has_gradients: bool
     """Whether parameters hold gradients already (accumulation)."""
     structure: str = ""
-    """What the root is called with, but for the sizes; contexts may share it."""
+    """The arguments of the model without their sizes; contexts may share it."""
     counts: tuple[int, ...] = ()
-    """How often each layer was called, where the forward has shown it."""
+    """How often each layer was called; empty before the forward has shown it."""
 
 
 OnRecompute: TypeAlias = Callable[[Callable[[], Any], Sequence[Any]], Any]
-"""Called in backward with what recomputes, which it has to call, and the tensors that
-are given; returns what that returns."""
+"""Runs in the backward in place of a recomputation, which it gets and must call, with
+the input tensors. Returns what the recomputation returns."""
 
 
 @dataclass(slots=True)
 class Measured:
-    """What was learned of one call."""
+    """What was measured of one layer call."""
 
     name: str
     """``name#call``."""
     layer: int
     number: int
     sizes: Sizes
-    """Its inputs'; once it has run, its outputs' behind them. (A layer that halves an
-    image rounds odd sides up, which no polynomial of its inputs' sizes does.)"""
+    """The sizes of its inputs and, once it has run, of its outputs. (A layer that
+    halves an image rounds odd sides up; no polynomial of its input sizes does that.)"""
     action: str
     family: str = ""
-    """Known once it has run: what it returns is part of it."""
+    """Known once it has run, because its outputs are part of it."""
     held_bytes: dict[str, float] = field(default_factory=dict)
-    """By action, from the tracker; empty until the call is recomputed."""
+    """By action; empty until the call is recomputed."""
     flops: int = 0
-    """Of the whole recomputation, or of what was rebuilt."""
+    """FLOPs of the whole recomputation, or of what was rebuilt."""
     early_flops: int = 0
-    """Of these, what a recomputation runs that stops early; 0 where not known."""
+    """FLOPs of a recomputation that stops early; 0 if not known."""
     copied_bytes: float = 0.0
-    """Copies of weights among what it would hold: see `mimose.cost.measured`."""
+    """Copies of weights in what it would hold: see `mimose.cost.measured`."""
     part: int = 0
-    """Which forward of its window it ran in."""
+    """The forward of its window in which it ran."""
     host_bytes: dict[str, float] = field(default_factory=dict)
-    """By action, what it held on the host."""
+    """By action, the bytes that it held on the host."""
     freed: tuple[str, str, float] | None = None
-    """An action that holds less than another does by what others had made."""
+    """An action, another one, and by how many bytes the first holds less because it
+    frees what other code has made."""
     kept_output_bytes: float | None = None
-    """Of what it returns, what it saves itself if it is kept; None: not known."""
+    """The part of its outputs that it saves itself if it is kept; None: not known."""
     has_gradient: bool = False
 
     def leave(self, sizes: Sizes) -> None:
-        """Take in the sizes of its outputs."""
+        """Add the sizes of its outputs."""
         self.sizes += sizes
 
     def belong_to(self, family: str) -> None:
@@ -87,31 +88,31 @@ class Measured:
         return is_first
 
     def keep(self, action: str) -> None:
-        """Record that it was kept, whatever was meant to be done."""
+        """Record that it was kept, against its plan."""
         self.action = action
 
     def set_held(self, action: str, n_bytes: float) -> None:
-        """Take in what was held under the action that it ran under."""
+        """Record the bytes that it held under its action."""
         self.held_bytes = {**self.held_bytes, action: n_bytes}
 
     def set_host(self, action: str, n_bytes: float) -> None:
-        """Take in what was held on the host under the action that it ran under."""
+        """Record the bytes that it held on the host under its action."""
         self.host_bytes = {**self.host_bytes, action: n_bytes}
 
     def set_freed(self, action: str, like: str, n_bytes: float) -> None:
-        """Take in what goes that others had made, while it is not needed.
+        """Record memory of other code that is free until the backward.
 
         Args:
-            action: Which it ran under.
-            like: The action that holds as much, and these bytes.
-            n_bytes: How many.
+            action: The action of the call.
+            like: The action that holds as much, and these bytes too.
+            n_bytes: The bytes.
         """
         self.freed = action, like, n_bytes
 
     def count(
         self, held_bytes: dict[str, float], flops: int, early_flops: int = 0
     ) -> None:
-        """Take in what was counted while the call ran in full."""
+        """Record what was counted while the whole call ran again."""
         if self.freed is not None:
             action, like, n_bytes = self.freed
             held_bytes = {**held_bytes, action: held_bytes[like] - n_bytes}
@@ -122,43 +123,42 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class CallSample:
-    """One call's segments in one step, by the action that each number speaks of.
+    """The segments of one layer call in one step; each number by its action.
 
-    A step runs a call under one action, and what it shows of others is said here: a
-    recomputation shows what keeping would hold and need. An action of which a segment
-    says nothing, or whose reading was disturbed, is left out.
+    A step runs a call under one action, but shows numbers of other actions too: a
+    recomputation shows what keeping would hold and need. Actions without a number, or
+    with a disturbed reading, are left out.
     """
 
     call: int
     held_bytes: Mapping[str, float]
     """From its exit to its backward."""
     forward_transient_bytes: Mapping[str, float]
-    """Over the level when it is entered."""
+    """Above the level at its entry."""
     backward_transient_bytes: Mapping[str, float]
-    """Over the level when the gradient arrives, beyond what the action first brings
-    back: what the menu's first action would have held, less what it held itself."""
+    """Above the level when the gradient arrives, without what the action restores
+    first: what keeping would have held, minus what the action held."""
     backward_retained_bytes: Mapping[str, float]
-    """Beyond the release of what the call held. Of actions without readings it is
-    taken to be that of others."""
+    """Without the release of what the call held. Actions without readings use those of
+    the others."""
     cost: Mapping[str, float] = field(default_factory=dict)
-    """FLOPs of the whole action, should it be known to take less later (by an early
-    stop)."""
+    """FLOPs of the whole action, if it may take less later (by an early stop)."""
 
 
 @dataclass(frozen=True, slots=True)
 class SegmentSample:
-    """A segment outside the calls. None where the reading was disturbed."""
+    """A segment outside the layer calls. None if the reading was disturbed."""
 
     retained_bytes: float | None
     transient_bytes: float | None
     backward_bytes: float | None = None
-    """Of a loss: how far its backward rises over the level at the root's exit, below 0
-    where it stays below. None: the root does not return it."""
+    """For a loss: by how much its backward rises above the level at the model's exit,
+    negative if it stays below. None: the model does not return the loss."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepSample:
-    """All that one step's marks say."""
+    """The samples of one step."""
 
     calls: tuple[CallSample, ...]
     gaps: tuple[SegmentSample, ...]
@@ -170,4 +170,4 @@ class StepSample:
     is_ordered: bool
     """Whether the gradients arrived in the reverse order of the calls."""
     copies_end: str = ""
-    """The segment, ``"head"`` or ``"loss"``, in which autocast lets its copies go."""
+    """The segment, ``"head"`` or ``"loss"``, in which autocast frees its copies."""

@@ -134,7 +134,12 @@ def test_what_cannot_be_drawn_from_is_an_error():
             mimose.BatchSampler(lengths)
     with pytest.raises(ValueError, match="'labels' is not the name of a size"):
         mimose.BatchSampler({"input_ids.1": [1, 2], "labels": [1, 2]})
-    for options in ({"max_rows": 0}, {"rank": 2, "world_size": 2}, {"world_size": 9}):
+    for options in (
+        {"max_rows": 0},
+        {"max_rows": "8"},
+        {"rank": 2, "world_size": 2},
+        {"world_size": 9},
+    ):
         with pytest.raises(ValueError):
             mimose.BatchSampler([1, 2, 3], **options)
     other = mimose.BatchSampler([1, 2, 3, 4]).state_dict()

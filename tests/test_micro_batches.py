@@ -234,6 +234,7 @@ def _norm():
         (ValueError, "w has 5 rows .* 6", {"batch": {"w": torch.ones(5)}}),
         (ValueError, "6 integers from 0 to 4", {"lengths": [9] * 6}),
         (ValueError, "6 integers from 0 to 4", {"lengths": [0.5] * 6}),
+        (ValueError, "an integer a row, got 5", {"lengths": 5}),
         (ValueError, "no tensor 'z'", {"lengths": {"z": [1] * 6}}),
         (
             ValueError,

@@ -122,8 +122,10 @@ def _overview(summary: Summary, width: int) -> list[str]:
         now += f" now, {format_bytes(least)} to {format_bytes(most)} before"
     else:
         use = f" ({summary.peak_bytes / summary.budget_bytes:.0%})"
+    outside = summary.peak_bytes > most and not summary.steps_over
     budget = (
-        f"{now}; highest reading {format_bytes(summary.peak_bytes)}{use}; "
+        f"{now}; highest reading {format_bytes(summary.peak_bytes)}{use}"
+        f"{', outside of forward and backward' if outside else ''}; "
         f"{summary.steps_over} steps over"
     )
     plans = (

@@ -1,4 +1,4 @@
-"""What is known of batches before they come: one of a loader, sizes of an epoch."""
+"""Looks ahead: at the next batch of a loader, and at the sizes of an epoch."""
 
 from __future__ import annotations
 
@@ -24,24 +24,24 @@ _log = logging.getLogger(__name__)
 _Batch = TypeVar("_Batch")
 
 _MOST_SHAPES = 8
-"""Of an epoch's, the largest, are looked at."""
+"""The number of an epoch's largest shapes that are checked."""
 _CONSTANT = -1
-"""In place of a batch's size: a step's own that has always been the same."""
+"""Marks a size of a step that has always been the same, in place of a batch's size."""
 
 
 class Ahead:
-    """Has plans made for the batch behind the one that the loop has.
+    """Has plans made for the next batch, while the loop trains on the present one.
 
-    Which steps follow a batch is learned from those that did: each of a step's sizes is
-    one of its batch's, or has always been the same. What follows no such rule is
-    planned for when it runs.
+    It learns which steps follow a batch: each size of a step is one of the batch's
+    sizes, or has always been the same. Steps without such a rule are planned when they
+    run.
 
     Args:
         policy: Makes the plans.
-        memory_now: Tells what is held, as if a step began.
+        memory_now: Returns what is held, as if a step began.
 
     Attributes:
-        batch: The sizes of the one that the loop has; () where that is not known.
+        batch: The sizes of the present batch; () if they are not known.
     """
 
     def __init__(self, policy: Policy, memory_now: Callable[[], Memory]) -> None:
@@ -50,15 +50,16 @@ class Ahead:
         self.batch: Sizes = ()
         self._n_ran = 0
         self._rules: dict[tuple[int, int, StepInput], tuple[Sizes, list[set[int]]]] = {}
-        """By how many sizes a batch has, the place behind it and a step but for its
-        sizes: those of the first such step, and the places of what they follow."""
+        """By the number of the batch's sizes, the step's place after the batch, and the
+        step without its sizes: the sizes of the first such step, and for each size the
+        places in the batch that it may equal."""
 
     def hand(self, batch: object, then: object) -> None:
-        """Record that the loop gets a batch, and plan for the one behind it.
+        """Record the batch that the loop gets, and have the next one planned.
 
         Args:
             batch: The batch.
-            then: The next one; None where it is not known.
+            then: The next batch; None if it is not known.
         """
         self.batch, self._n_ran = _sizes(batch), 0
         to_come = _sizes(then)
@@ -77,7 +78,7 @@ class Ahead:
         """Record a step that the loop has run.
 
         Args:
-            step_input: As they turned out to be.
+            step_input: Its input.
         """
         batch, place = self.batch, self._n_ran
         self._n_ran += 1
@@ -99,7 +100,7 @@ class Ahead:
             del self._rules[next(iter(self._rules))]
 
     def close(self) -> None:
-        """Plan for nothing any more, as the session ends: a loop may keep this."""
+        """Stop planning, when the session ends; a loop may keep this object."""
         self._memory_now, self.batch = None, ()
 
 
@@ -108,14 +109,14 @@ def _sizes(batch: object) -> Sizes:
 
 
 def watched(loader: Iterable[_Batch], ahead: Ahead) -> Iterable[_Batch]:
-    """Return an iterable of the same batches, of which the next one is known.
+    """Return an iterable of the same batches that reads one ahead.
 
-    Where looking ahead might change what the loader draws, that is the loader itself:
-    it is looked at in lists, tuples and `DataLoader`s with workers.
+    Only lists, tuples and `DataLoader`s with workers are read ahead. Any other loader
+    is returned itself, because reading ahead might change what it draws.
 
     Args:
-        loader: The user's.
-        ahead: Plans for what is to come.
+        loader: The user's loader.
+        ahead: Has plans made for the next batch.
     """
     has_workers = type(loader) is DataLoader and loader.num_workers > 0
     if has_workers or isinstance(loader, (list, tuple)):
@@ -146,7 +147,7 @@ class _Watched(Generic[_Batch]):
             while failure is None and len(taken) < 2:
                 try:
                     taken.append(next(batches))
-                except Exception as error:  # its turn comes behind those taken
+                except Exception as error:  # raised after the batches before it
                     failure = error
             if not taken:
                 break
@@ -159,7 +160,7 @@ class _Watched(Generic[_Batch]):
     def _hand(self, batch: object, then: object) -> None:
         try:
             self._ahead.hand(batch, then)
-        except Exception as error:  # its step plans, or fails with it
+        except Exception as error:  # the step itself plans, or raises this error
             _log.warning(
                 "mimose: the next batch's plan could not be made ahead, so its step "
                 "makes it: %r",
@@ -168,7 +169,7 @@ class _Watched(Generic[_Batch]):
 
 
 class ShapesToCome:
-    """Looks at the largest shapes to come as soon as predictions for them are trusted.
+    """Checks the largest expected shapes as soon as their predictions are trusted.
 
     Args:
         policy: Predicts.
