@@ -114,6 +114,20 @@ def check_agree(agree: object) -> None:
         raise ValueError(msg)
 
 
+def check_closure(closure: object) -> None:
+    """Make sure that a step's closure is callable.
+
+    Raises:
+        TypeError: It is not.
+    """
+    if not callable(closure):
+        msg = (
+            f"step needs a function that runs forward and backward, got {closure!r}: "
+            f"pass the function itself, without calling it"
+        )
+        raise TypeError(msg)
+
+
 def check_watched(loader: object) -> None:
     """Make sure that a loader is iterable.
 

@@ -18,7 +18,8 @@ equal; which layers it keeps whatever is planned, and has never compared; its ac
 
 Every forward exchanges: an exchange on cache misses alone would be one that a rank with
 a hit takes no part in. After an error in the middle of a forward there is nothing to
-agree on: whoever waits for this rank cannot answer. It raises, and runs nothing again.
+agree on, because ranks that wait for this one cannot answer. It raises, and runs
+nothing again.
 """
 
 from __future__ import annotations

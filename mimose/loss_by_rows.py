@@ -368,16 +368,16 @@ _PLACES = _Tensor.shape.__get__, _Tensor.device.__get__
 
 
 class LateUpcast(torch.Tensor):
-    """Logits whose cast to float32 waits for whoever needs all of it.
+    """Logits whose cast to float32 waits until an operator needs all of them.
 
-    Cross-entropy does not: it casts some rows at a time. To all others these are the
-    logits, cast if that was asked for. Made by `late`.
+    Cross-entropy casts some rows at a time. For all other operators these are the
+    logits, cast if `is_cast`. Made by `late`.
     """
 
     plain: torch.Tensor
-    """The logits, not cast."""
+    """The logits before the cast."""
     is_cast: bool
-    """Whether float32 was asked for."""
+    """Whether the logits are to be float32."""
 
     @classmethod
     def __torch_function__(
@@ -410,11 +410,11 @@ def _read(logits: LateUpcast) -> torch.Tensor:
 
 
 def late(logits: torch.Tensor, *, is_cast: bool = False) -> LateUpcast:
-    """Return logits as whoever computes a loss is to see them.
+    """Return logits whose cast to float32 is delayed, for a loss.
 
     Args:
-        logits: Torch's own, or a parameter.
-        is_cast: Whether float32 was asked for.
+        logits: A tensor of torch's own class, or a parameter.
+        is_cast: Whether the logits are to be float32.
     """
     made = logits.as_subclass(LateUpcast)
     made.plain, made.is_cast = logits, is_cast

@@ -17,6 +17,7 @@ from mimose.actions.registry import choose, need_host
 from mimose.arguments import (
     check_agree,
     check_choices,
+    check_closure,
     check_shapes,
     check_watched,
     layers_of,
@@ -341,9 +342,7 @@ class Session:
             MimoseError: The session was detached.
             TypeError: `closure` is not callable.
         """
-        if not callable(closure):
-            msg = f"step needs a function of forward and backward, got {closure!r}"
-            raise TypeError(msg)
+        check_closure(closure)
         restore_gradients = saved_gradients(self._raise_if_detached())
         snapshot = self._engine.rollback.snapshot()
         snapshot.take()

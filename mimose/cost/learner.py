@@ -35,7 +35,7 @@ _MOST_WAITING = 512
 class Learner:
     """The current cost model; only the methods below replace it.
 
-    Whoever reads takes `model` once and reads that, from any thread.
+    Readers take `model` once and read that value, from any thread.
 
     Args:
         model: To begin with.

@@ -3,7 +3,7 @@
 Note: [Least]
 What a layer holds, and how far it rises, is learned from every measured step. What runs
 between the layers, and what backwards leave, is learned from steps that recompute all:
-there every input of a layer is held from its forward to its backward, whoever made it.
+there every input of a layer is held from its forward to its backward.
 A kept layer may free its input (under autocast BERT's saves a copy of it alone).
 So what the level says of a kept layer from its entry to the next one's, beyond what was
 counted of both, is learned, too. What several layers read (a mask, a position bias)

@@ -369,7 +369,7 @@ class Pattern:
         return self._rules.layout
 
     def make_rules(self) -> None:
-        """Fit the rules, which are remembered, before anybody asks for them."""
+        """Fit and store the rules before they are needed."""
         if self.rows:
             _ = self._rules
 

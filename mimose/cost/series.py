@@ -1,8 +1,9 @@
-"""One quantity of one family as a function of sizes: its samples, and what they say.
+"""One quantity of one family as a function of sizes: its samples and its predictions.
 
-Samples are immutable. A fit is made by the first reader and remembered with them. Two
-threads that read at once make the same fit twice, and either stays. A new reading that
-an exact fit foretells changes nothing; any other has the next reader fit again.
+Samples are immutable. The first reader makes the fit, which is stored with them. Two
+threads that read at once make the same fit twice, and one of them is stored. A new
+reading that an exact fit predicts changes nothing; after any other the next reader fits
+again.
 """
 
 from __future__ import annotations
@@ -27,16 +28,16 @@ _REPEATS = 2
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """What sort of quantity it is, and how it is fitted."""
+    """The kind of a quantity, which decides how it is fitted."""
 
     estimator: Estimator
-    """Not fitted; each quantity fits a copy."""
+    """The estimator; each quantity fits a copy."""
     noise: float = 0.0
-    """How far two readings of the same thing differ; 0 for exact ones."""
+    """By how much two readings of the same quantity differ; 0 for exact ones."""
     nonnegative: bool = True
     """Whether the quantity cannot be negative."""
     is_transient: bool = False
-    """Whether it is a peak's rise over the level it began at."""
+    """Whether it is a transient peak."""
 
 
 def kinds_of(predictor: Estimator | None, noise_bytes: float) -> Mapping[str, Kind]:
@@ -56,7 +57,7 @@ def kinds_of(predictor: Estimator | None, noise_bytes: float) -> Mapping[str, Ki
 
 
 class Samples:
-    """What was measured of one quantity. Who reads it never changes what it says.
+    """The readings of one quantity. Reading it changes nothing.
 
     Args:
         kind: What sort of quantity.
@@ -92,7 +93,7 @@ class Samples:
                 self._fit = Fit(
                     kind.estimator, self.readings, kind.noise, is_peak=kind.is_transient
                 )
-            except Exception as error:  # anybody's estimator, in anybody's step
+            except Exception as error:  # a user's estimator must not end the step
                 self.why_not = _failure_text(error)
         return self._fit
 
@@ -153,15 +154,15 @@ def _forget_one(readings: dict[Sizes, tuple[float, ...]]) -> None:
 
 
 class Series:
-    """What samples of one quantity say of other shapes. It is read, never changed.
+    """Predicts one quantity at any shape, from its samples. It is immutable.
 
-    A shape that was measured itself is answered from its own samples where no fit can
-    be trusted. An estimator that fails is not trusted, and raises no error: the caller
-    runs inside the user's training step.
+    If no fit is trusted, a measured shape is predicted from its own samples. An
+    estimator that fails is not trusted, and raises no error, because the caller runs
+    inside the user's training step.
 
     Args:
-        samples: What was measured.
-        scale: What an error is small against: a step's growth, in bytes.
+        samples: The samples.
+        scale: The growth of a step in bytes, of which tolerances are shares.
     """
 
     __slots__ = ("_samples", "_scale")
@@ -202,7 +203,7 @@ class Series:
         return max(0.0, value) if kind.nonnegative else value
 
     def _by_readings(self, own: tuple[float, ...]) -> float:
-        """Return what was read there; of other shapes, for want of better, the most."""
+        """Return the readings' value at this shape; without any, the largest of all."""
         if not own:
             return self.most
         return max(own) if self._samples.kind.nonnegative else median(own)
@@ -232,7 +233,7 @@ class Series:
         """Ask a fit; NaN where it fails, and why it did."""
         try:
             value = fit.predict(sizes, self._scale)
-        except Exception as error:  # anybody's estimator, in anybody's step
+        except Exception as error:  # a user's estimator must not end the step
             return math.nan, _failure_text(error)
         return (value, "") if math.isfinite(value) else (math.nan, f"it says {value}")
 

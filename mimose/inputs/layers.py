@@ -262,9 +262,9 @@ def raise_if_checkpointed(model: nn.Module) -> None:
 
 
 def _how_to_switch_off(model: nn.Module, name: str) -> str:
-    """Say how a module of transformers, or another, stops to checkpoint by itself.
+    """Return how to switch a module's checkpointing off.
 
-    Whoever never switched it on has a trainer that does: those of TRL by default.
+    If the user has not switched it on, a trainer has; those of TRL do by default.
     """
     parts = name.split(".") if name else []
     modules = dict(model.named_modules())

@@ -176,71 +176,83 @@ def model_of(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MethodAdvice:
-    """What one method does."""
+    """The answer for one method."""
 
     name: str
+    """The name of the method."""
     is_exact: bool
+    """Whether gradients stay equal to the last bit."""
     why_not: str = ""
-    """Why nothing is known of it; empty where something is."""
+    """Why the method was not measured; empty if it was."""
     fits: bool | None = None
-    """Whether the sample's batch does; None where not known."""
+    """Whether the sample's batch fits; None if not known."""
     largest_batch: float = math.nan
-    """That fits; 0 where not one sample does, infinite where memory does not grow."""
+    """The largest batch that fits, in samples; 0 if not even one sample does, infinite
+    if memory does not grow."""
     highest: float = 0.0
     """The largest batch that ran."""
     sample_seconds: float = math.nan
-    """Of a step with the sample's batch; infinite where it does not fit."""
+    """The seconds of a step with the sample's batch; infinite if it does not fit."""
     best_batch: float = 0.0
+    """The batch with the best throughput."""
     samples_per_second: float = 0.0
-    """With that batch: the most there is."""
+    """The throughput with that batch."""
     ratio: float = math.nan
-    """To plain training's best throughput; infinite where only this fits."""
+    """The best throughput divided by plain training's; infinite if only this fits."""
     interval: tuple[float, float] | None = None
-    """Of the ratio."""
+    """The range of the ratio."""
     verdict: str = ""
-    """``"raises"`` or ``"lowers"`` the best throughput; empty where not known."""
+    """``"raises"`` or ``"lowers"`` the best throughput; empty if not known."""
     no_verdict: str = ""
-    """Why not."""
+    """Why there is no verdict; empty if there is one."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Choice:
-    """What to train with."""
+    """The best method, and the second best."""
 
     name: str
+    """The best method."""
     batch: float
+    """Its batch."""
     samples_per_second: float
+    """Its throughput."""
     runner_up: str
-    """Empty where nothing else fits."""
+    """The second best method; empty if no other fits."""
     runner_up_batch: float
+    """Its batch."""
     runner_up_samples_per_second: float
+    """Its throughput."""
     is_tie: bool
-    """Whether the two cannot be distinguished."""
+    """Whether the timings do not distinguish the two."""
     too_few: bool
-    """Whether that is for too few timings, and not for their noise."""
+    """Whether the reason of a tie is too few timings, not their noise."""
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The method, and the one that cannot be distinguished from it."""
+        """The best method, and in a tie also the second."""
         return (self.name, self.runner_up) if self.is_tie else (self.name,)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Advice:
-    """What to do at a memory."""
+    """Whether to save memory, and how: the result of `mimose.advise`."""
 
     measurements: Measurements
     budget_bytes: int
+    """The memory."""
     methods: tuple[MethodAdvice, ...]
+    """The answer for each method."""
     models: Mapping[str, Model]
     at_sample: Choice | None
-    """Where the batch is given; None where nothing fits."""
+    """The best method for the batch of the sample; None if none fits."""
     free: Choice | None
-    """Where the batch may be chosen."""
+    """The best method if the batch may be chosen; None if none fits."""
     answer: str
     """``"yes"``, ``"no"`` or ``"not known"``: whether to save memory."""
     use: tuple[str, ...]
-    """With yes the methods to choose from; else those that might be faster."""
+    """If the answer is yes, the methods to choose from; else those that might be
+    faster."""
 
     def __str__(self) -> str:
         """Return the answer in words, as wide as the terminal."""
@@ -249,7 +261,11 @@ class Advice:
         return text(self)
 
     def of(self, name: str) -> MethodAdvice:
-        """Return what is said of a method."""
+        """Return the answer for a method.
+
+        Raises:
+            StopIteration: It was not measured.
+        """
         return next(each for each in self.methods if each.name == name)
 
 

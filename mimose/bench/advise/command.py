@@ -88,47 +88,47 @@ def advise(
     out: str | Path | None = None,
     progress: bool = True,
 ) -> Advice:
-    """Tell whether saving memory pays for a model, and with which method.
+    """Measure whether saving memory pays for a model, and with which method.
 
-    Plain training and each method are measured at a few batch sizes, in processes of
-    their own: memory first, then seconds, by turns. ``print`` the answer to read it. In
-    a script, call it below ``if __name__ == "__main__":`` or in a function. After
-    PAPAYA (Liu et al., "An Evaluation of Memory Optimization Methods for Training
-    Neural Networks").
+    Plain training and each method are measured at a few batch sizes, in separate
+    processes that take turns: first memory, then seconds. ``print`` the answer to read
+    it. In a script, call this below ``if __name__ == "__main__":`` or in a function.
+
+    Source: PAPAYA (Liu et al., "An Evaluation of Memory Optimization Methods for
+    Training Neural Networks").
 
     Args:
-        model: The model, or ``"module:function"`` of a function that takes nothing and
-            returns ``(model, sample)``. Of a model a copy is trained; what this process
-            itself holds of a device is not there for the measured ones.
-        sample: One batch as the model is called with: a mapping of keyword arguments,
-            a tuple of arguments, or the one tensor. The first dimension of each tensor
-            is the batch.
+        model: The model, or ``"module:function"``, a function without arguments that
+            returns ``(model, sample)``. A copy of a model is trained. Memory that this
+            process holds on a device is missing for the measured processes.
+        sample: One batch: a mapping of keyword arguments, a tuple of arguments, or a
+            single tensor. The first dimension of each tensor is the batch.
         budget: The memory that training may use, as for `mimose.attach`.
-        minutes: That measuring may take.
-        methods: Names as ``mimose advise --list`` shows them; None for all.
-        device: Where to train; None for the model's own, or the CPU.
+        minutes: The longest time to measure.
+        methods: Names of methods, as in ``mimose advise --list``; None for all.
+        device: The device to train on; None for that of the model, or the CPU.
         dtype: ``"float32"``, or ``"bfloat16"`` for autocast.
         optimizer: ``"adamw"`` or ``"sgd"``.
-        threads: For torch; None for as many as here.
-        seed: Of weights, where a function makes the model, and of the turns.
+        threads: Threads of torch; None for as many as this process has.
+        seed: Seed of the weights, if a function makes the model, and of the turns.
         out: A folder for the answer and the readings; None to write nothing.
-        progress: Whether to show how far it is, on the standard error.
+        progress: Whether to show the progress on the standard error.
 
     Returns:
         The answer.
 
     Raises:
-        AdviceError: The model cannot be made, saved or trained, or a name is not known.
+        AdviceError: The model cannot be made, saved or trained, or a name is unknown.
     """
     own = "cpu"
     if isinstance(model, nn.Module):
         own = str(next((each.device for each in model.parameters()), own))
     try:
         if isinstance(model, str) and sample is not None:
-            msg = f"{model} makes the sample as well: leave sample out"
+            msg = f"{model} returns the sample too: leave sample out"
             raise UsageError(msg)
         if not isinstance(model, str) and sample is None:
-            msg = "give a sample: one batch, as the model is called with"
+            msg = "give a sample: one batch, such as {'input_ids': ..., 'labels': ...}"
             raise UsageError(msg)
         with (
             nullcontext(model)

@@ -80,7 +80,8 @@ def headline(advice: Advice) -> str:
     if fits is not None and is_close(of, advice.budget_bytes):
         sure = f"; to be sure, use {use}" if use else ""
         return (
-            f"Not known: plain training needs just about {budget}, all there is{sure}."
+            f"Not known: plain training needs almost exactly {budget}, all there "
+            f"is{sure}."
         )
     if fits:
         rival = use or "another method"
@@ -122,7 +123,7 @@ def _sentences(advice: Advice) -> Iterator[str]:
         )
     lossy = [each.name for each in advice.methods if not each.is_exact]
     if lossy:
-        yield f"* {_listed(lossy)}: gradients are others, so no answer counts them."
+        yield f"* {_listed(lossy)}: gradients differ, so the answer leaves them out."
     whys: dict[str, list[str]] = {}
     for each in advice.methods:
         if why := _why_unknown(each):
@@ -148,13 +149,13 @@ def _compared(choice: Choice, *, batches: bool = False) -> str:
 
     first = one(choice.name, choice.batch, choice.samples_per_second)
     if not choice.runner_up:
-        return f"{first}; no other that was timed fits"
+        return f"{first}; no other measured method fits"
     second = one(
         choice.runner_up, choice.runner_up_batch, choice.runner_up_samples_per_second
     )
-    tie = "which is faster is inside the noise"
+    tie = "the difference is within the noise"
     if choice.too_few:
-        tie = f"it takes {LEAST_ROUNDS} rounds to tell which is faster"
+        tie = f"it takes {LEAST_ROUNDS} rounds to know which is faster"
     return f"{first}, {second}" + (f"; {tie}" if choice.is_tie else "")
 
 
