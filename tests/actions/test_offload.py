@@ -153,7 +153,7 @@ def test_it_is_learned_and_planned(sim, toys, monkeypatch, action):
     sim.empty_cache()
     sim.set_expandable_segments(True)
     model = toys.chain(5, width=128).to("sim")
-    batches = _on_sim([toys.inputs(4 * n, width=128) for n in LENGTHS * 2])
+    batches = _on_sim([toys.inputs(4 * n, width=128) for n in (*LENGTHS, *LENGTHS[:6])])
     row = 4 * 512 * 128 * 4
     highest, bare = _highest(sim, model, batches, "none")
     lowest, _ = _highest(sim, model, batches[:4], "full")

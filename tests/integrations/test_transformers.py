@@ -250,9 +250,9 @@ def _filling(folder, seen, trainer_class=Trainer, **options):
 def test_rows_that_follow_lengths(tmp_path):
     """Batches grow, samples come once an epoch, and a resumed run goes on there."""
     whole, rest = [], []
-    trainer = _filling(tmp_path, whole, max_steps=130)
+    trainer = _filling(tmp_path, whole, max_steps=60)
     trainer.train()
-    _filling(tmp_path, rest, max_steps=130).train(
+    _filling(tmp_path, rest, max_steps=60).train(
         resume_from_checkpoint=str(tmp_path / "checkpoint-20")
     )
 
