@@ -294,7 +294,7 @@ def test_a_tight_budget_is_kept_from_the_first_row_on(sim):
         return n
 
     with mimose.attach(model, "120MiB", refine=False) as session:
-        counts = [train(session, draw.integers(20, 200, 96)) for _ in range(6)]
+        counts = [train(session, draw.integers(20, 200, 96)) for _ in range(4)]
         records = list(session.records)
         assert all(record.highest_bytes <= record.budget_bytes for record in records)
         assert 0 == sum(record.retries for record in records)
