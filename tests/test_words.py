@@ -9,13 +9,14 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 INSTEAD = {
-    r"told|foretold|tells? of|telling": "say, report, predict, distinguish",
+    r"told|foretold|foretells?|tells? of|telling": "say, report, predict, distinguish",
     r"lets? go|letting go|handed|hands over": "free, drop, pass",
     r"facts|takes? note|taking note": "input shape, signature; record",
     r"gives? back|given back|gave back|giving back": "free, restore, return",
     r"doubts?|hopes?|beforehand": "uncertainty, margin; before, ahead",
     r"said once|as (it|they) comes?": "one line in the log; unchanged",
-    r"makes? room|nobody|somebody": "free memory; no code, other code, the user",
+    r"makes? room|nobody|somebody|anybody": "free memory; no code, the user",
+    r"heeds?|takes? over (what|all|the|another)": "keep; load, replace",
     r"(of|on) (its|their) own": "its, own, separate, by itself",
     r"(a|the|each|every) units?|kinds? of inputs?": "layer; signature",
     r"lean\d*|packing|stash(es|ed)?|lanes?|daemons?": "selective, compress, worker",

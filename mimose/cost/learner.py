@@ -165,12 +165,12 @@ class Learner:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that was learned, ready for JSON."""
+        """Return everything that was learned as plain JSON data."""
         self.worker.catch_up()
         return self.model.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over all that another one learned, in place of what is here.
+        """Replace everything that was learned.
 
         Args:
             state: What ``state_dict`` returned.

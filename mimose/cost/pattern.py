@@ -44,7 +44,7 @@ Fixed: TypeAlias = tuple[int | None, ...]
 _MOST_ROWS = 64
 """Measured steps whose sizes are remembered."""
 _ENOUGH_ROWS = 16
-"""So many, and steps that the rules foretell are not remembered any more."""
+"""From this number on, steps that the rules predict are not remembered."""
 _MOST_SEQUENCES = 256
 """Sequences of a pattern that are remembered."""
 

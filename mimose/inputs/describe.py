@@ -651,20 +651,20 @@ class Describer:
         raise MimoseError(msg)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over the names of sizes; what was read before is read anew.
+        """Load the names of sizes.
 
         Args:
-            state: Of each table, by structure, what its ``state_dict`` returned.
+            state: By structure, what the ``state_dict`` of each table returned.
         """
         self.tables = {
-            key: SizeTable.from_state(said, self._positional)
-            for key, said in state.items()
+            key: SizeTable.from_state(table, self._positional)
+            for key, table in state.items()
         }
         self._seen.clear()
 
 
 def _use(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
-    """Put a value last; of too many the first, least recently used, is forgotten."""
+    """Put a value last; if there are too many, drop the least recently used one."""
     known[key] = value
     if len(known) > MOST_CONTEXTS:
         del known[next(iter(known))]

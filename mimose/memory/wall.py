@@ -1,28 +1,28 @@
-"""The budget, against what the process holds of its device.
+"""The memory limit: the budget, compared with what the process holds of its device.
 
 Note: [Requested and reserved bytes]
-Plans are made for the *level*: the bytes that a step's tensors hold, which a model of
-memory can predict to the byte. The budget is about what the process takes from the
-device. On a CPU both are the resident set. On an accelerator the level is requested
-bytes, and the budget limits reserved bytes: the allocator's segments, whose free parts
-no other process gets. A budget on what tensors hold was kept once while the
-process ran out of memory: 1,181 MiB allocated, 1,376 reserved.
+Plans are made for the *level*: the bytes of a step's tensors, which can be predicted to
+the byte. The budget limits what the process takes from the device. On a CPU both are
+the resident set. On an accelerator the level is requested bytes, and the budget limits
+reserved bytes: the allocator's segments, whose free parts no other process can use. A
+budget of allocated bytes was once kept while the process ran out of memory: 1,181 MiB
+were allocated, 1,376 reserved.
 
 Note: [The wall]
-Segments are taken from the device when no free block is large enough, and stay. Lengths
-that jump leave blocks that are each a little too small for the next length, and the
-reserved bytes rise to several times the largest step. An allocator that has a limit
+The allocator takes a segment from the device when no free block is large enough, and
+keeps it. If lengths jump, each free block is a little too small for the next length,
+and the reserved bytes rise to several times the largest step. An allocator with a limit
 (``set_per_process_memory_fraction``) frees its cached blocks at the limit and tries
-again, before it fails. So the budget is made that limit, from a training forward to the
-end of its backward, and nothing frees cached blocks by hand. Freed before each step
-that might pass the budget, their segments were taken anew in 60 to 90% of the steps,
-which took more time than all recomputation (BERT-large on a 16 GiB card 0.158 s a step,
-with the wall 0.068). The allocator looks at its limit only when it takes a segment.
-Where more is reserved as the budget is lowered, or as a step begins (an optimizer's
-step was larger), the cached blocks are freed once.
+again before it fails. So the session sets this limit to the budget, from a training
+forward to the end of its backward, and frees no cached blocks by hand. When they were
+freed before each step that might exceed the budget, 60 to 90% of the steps took new
+segments, which cost more time than all recomputation (BERT-large on a 16 GiB card:
+0.158 s a step, with the wall 0.068). The allocator checks its limit only when it takes
+a segment. If more is reserved when the budget is lowered, or when a step begins (after
+a larger optimizer step), the cached blocks are freed once.
 
-Outside of that the user's own limit holds: an optimizer's first step, an evaluation or
-a generation never fails because of a session.
+At all other times the user's own limit holds: an optimizer's first step, an evaluation
+or a generation never fails because of a session.
 """
 
 from __future__ import annotations
@@ -55,16 +55,16 @@ from mimose.torch_private import NO_GRAPH_TASK, allocator_settings, current_grap
 
 
 class OptimizerWatch:
-    """Knows the optimizers that hold the model's parameters, once they have stepped.
+    """Finds the optimizers of the model's parameters, when they step.
 
     Args:
         model: The model.
-        memory_limit: Its wall falls before each optimizer step that is in no backward.
-        on_step: Called then.
-        on_stepped: Called behind each step of an optimizer of the model's.
+        memory_limit: Its wall is dropped before each optimizer step outside a backward.
+        on_step: Called before such a step.
+        on_stepped: Called after each step of an optimizer of the model.
 
     Attributes:
-        has_just_stepped: Whether there was such a step since this was set to False.
+        has_just_stepped: Whether an optimizer has stepped since this was set to False.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class OptimizerWatch:
         self.has_just_stepped = False
         self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool]
         self._known = weakref.WeakKeyDictionary()
-        """Those that have stepped, and whether they hold the model's parameters."""
+        """The optimizers that have stepped, and whether they hold model parameters."""
         self._handles: list[RemovableHandle] = []
 
     @property
@@ -93,12 +93,12 @@ class OptimizerWatch:
 
     @property
     def have_stepped(self) -> bool:
-        """Whether one of the model's has, so that its state is there."""
+        """Whether an optimizer of the model has stepped, so that its state exists."""
         return any(self._known.values())
 
     @property
     def are_due(self) -> bool:
-        """Whether gradients were accumulated that no optimizer's step has used yet."""
+        """Whether there are gradients that no optimizer step has used yet."""
         model = self._model()
         if self.has_just_stepped or model is None:
             return False
@@ -110,7 +110,7 @@ class OptimizerWatch:
         self._handles.append(register_optimizer_step_post_hook(self._post))
 
     def remove(self) -> None:
-        """Take the hooks away."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
@@ -142,28 +142,28 @@ class OptimizerWatch:
 _log = logging.getLogger(__name__)
 
 _MOST_ASKED = 0.5
-"""What asks for more of the budget at once fails for its own size."""
+"""A single request for a larger share of the budget fails because of its size alone."""
 _SEGMENT_BYTES = 20 * 2**20
-"""Taken from the device for a tensor of 1 to 10 MiB, and mapped at once where segments
-grow: the last one has to fit whole."""
+"""The segment for a tensor of 1 to 10 MiB, and the step by which expandable segments
+grow. The last segment must fit whole."""
 _SCALES = 4
-"""To an octave of budgets. Of BERT-large's rows in the proof `moving` a ratio of 1.42
-was passed in 5% of the steps at 3.6 GiB, 1.35 at 4.6, 1.31 at 5.7, 1.22 at 8.9."""
+"""Budget scales in a factor of two. In `benchmarks.proofs moving` 5% of BERT-large's
+steps needed a ratio above 1.42 at 3.6 GiB, 1.35 at 4.6, 1.31 at 5.7, 1.22 at 8.9."""
 _EXPANDABLE_PRIOR = 1.08
-"""The allowance for fragmentation at first, where segments grow."""
+"""The first allowance for fragmentation with expandable segments."""
 
 
 class MemoryLimit:
-    """The level is what the budget limits: the resident set, or a user's meter.
+    """A limit of the level itself: of the resident set, or of a user's meter.
 
     Args:
         meter: Reads the level.
         budget_bytes: The budget.
 
     Attributes:
-        budget_bytes: The budget: the one place where it is held.
+        budget_bytes: The present budget.
         peak_bytes: The highest reading of what the budget limits.
-        has_wall: Whether something can be made to keep the budget.
+        has_wall: Whether the allocator can enforce the budget.
     """
 
     has_wall = False
@@ -172,20 +172,20 @@ class MemoryLimit:
         self._meter = meter
         self.budget_bytes = budget_bytes
         self._limit = LearnedLimit()
-        """The most to plan for, where memory ran out below the budget."""
+        """The most to plan for, after memory ran out below the budget."""
         self._limits = {_scale(budget_bytes): self._limit}
-        """By the scale of the budget: limits of small ones say nothing of others."""
+        """Such limits by the scale of the budget."""
         meter.reset_peak()
         self.peak_bytes = meter.live_bytes()
         self._is_closed = False
 
     def close(self) -> None:
-        """Record that the session has ended; what is held then is not its doing."""
+        """Record that the session has ended, and read no more peaks."""
         self._is_closed = True
         self.drop_wall()
 
     def move(self, budget_bytes: int) -> None:
-        """Take another budget, between steps.
+        """Change the budget, between steps.
 
         Args:
             budget_bytes: The budget.
@@ -195,7 +195,7 @@ class MemoryLimit:
         self._limit = self._limits.setdefault(_scale(budget_bytes), LearnedLimit())
 
     def least_bytes(self) -> int:
-        """Return what is held now and no plan can do without."""
+        """Return what is held now, which is the least that any plan needs."""
         return self._meter.settled_bytes(0)
 
     def fold(self) -> Peaks:
@@ -205,7 +205,7 @@ class MemoryLimit:
         return Peaks(peak)
 
     def note_level(self, level_bytes: int) -> None:
-        """Take in the highest level of a step, from its readings."""
+        """Record the highest level of a step, from its readings."""
         self.peak_bytes = max(self.peak_bytes, level_bytes)
 
     def begin(self, slack_bytes: float) -> tuple[int, Peaks]:
@@ -227,29 +227,29 @@ class MemoryLimit:
         """Return what a step starts with, and the highest level that it may reach.
 
         Args:
-            start_bytes: The level that it starts from.
-            host_budget_bytes: For what actions hold on the host.
+            start_bytes: The level at its start.
+            host_budget_bytes: The budget of host memory.
         """
         most = min(self.budget_bytes, self._limit.bytes)
         return Memory(most, float(start_bytes), 0.0, host_budget_bytes)
 
     def raise_wall(self) -> None:
-        """Let whoever hands out memory keep the limit, where that can be asked for."""
+        """Make the allocator enforce the budget, if it can."""
 
     def drop_wall(self) -> None:
-        """Let it hold no more. Harmless twice."""
+        """Restore the user's own limit. A second call does nothing."""
 
     def beyond_wall(self, asked_bytes: int) -> int:
-        """Return what would be taken now, had the wall not refused it; 0 if it did not.
+        """Return what would be reserved without the wall; 0 if it was not reached.
 
         Args:
-            asked_bytes: Of the allocation that has failed.
+            asked_bytes: The size of the failed request.
         """
         del asked_bytes
         return 0
 
     def forward_ended(self) -> None:
-        """Record that a step's forward has ended: what it keeps is held."""
+        """Record that a step's forward has ended."""
 
     def observe(self) -> None:
         """Record that a step's backward has ended without an error."""
@@ -259,7 +259,7 @@ class MemoryLimit:
         """Record that an allocation has failed, before anything is freed.
 
         Args:
-            asked_bytes: Of that allocation; 0 if unknown.
+            asked_bytes: The size of the failed request; 0 if not known.
         """
         del asked_bytes
         if self._meter.reads_peak:
@@ -270,11 +270,11 @@ class MemoryLimit:
         return {}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what steps have taught, ready for JSON."""
+        """Return what was learned as plain JSON data."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what another limit has learned.
+        """Replace what was learned.
 
         Args:
             state: What ``state_dict`` returned.
@@ -282,12 +282,12 @@ class MemoryLimit:
 
 
 class ReservedMemoryLimit(MemoryLimit):
-    """What a caching allocator has reserved: Note: [The wall].
+    """A limit of a caching allocator's reserved bytes: Note: [The wall].
 
     Args:
         meter: Reads the allocator.
-        budget_bytes: The budget, of reserved bytes.
-        has_wall: Whether the allocator is to keep it.
+        budget_bytes: The budget of reserved bytes.
+        has_wall: Whether the allocator enforces it.
     """
 
     def __init__(
@@ -310,10 +310,10 @@ class ReservedMemoryLimit(MemoryLimit):
         """Do nothing: the budget limits reserved bytes, not the level."""
 
     def move(self, budget_bytes: int) -> None:
-        """Take another budget; free the cached blocks that lie above it.
+        """Change the budget, and free the cached blocks above it.
 
-        Gaps are a larger share of what steps take where the budget is smaller: budgets
-        far from each other have an allowance each, and begin with that of before.
+        With a smaller budget gaps are a larger share of a step. So budgets that are far
+        apart have their own allowance, which starts from the last one.
         """
         super().move(budget_bytes)
         new = FragmentationAllowance(self._allowance.at_first)
@@ -322,7 +322,7 @@ class ReservedMemoryLimit(MemoryLimit):
             torch.accelerator.empty_cache()
 
     def least_bytes(self) -> int:
-        """Return what the blocks in use take."""
+        """Return the allocated bytes."""
         return self._read().allocated_bytes
 
     def fold(self) -> Peaks:
@@ -337,7 +337,7 @@ class ReservedMemoryLimit(MemoryLimit):
         )
 
     def begin(self, slack_bytes: float) -> tuple[int, Peaks]:
-        """Return the requested bytes that a step starts from, and the peaks before."""
+        """Return the requested bytes at a step's start, and the peaks before it."""
         del slack_bytes
         peaks = self.fold()
         self._note_out_of_memory()
@@ -350,7 +350,7 @@ class ReservedMemoryLimit(MemoryLimit):
     def memory(self, start_bytes: float, host_budget_bytes: float) -> Memory:
         """Return the requested bytes that keep the reserved ones within the limit."""
         room, ratio = self._room_bytes, self._allowance.value
-        segment = min(_SEGMENT_BYTES, room / 4.0)  # of a toy's room less
+        segment = min(_SEGMENT_BYTES, room / 4.0)  # less for a tiny budget
         more = start_bytes - self._start.requested_bytes + segment
         most = start_bytes + max(0.0, room - more) / ratio
         return Memory(most, float(start_bytes), 0.0, host_budget_bytes, ratio)
@@ -361,20 +361,20 @@ class ReservedMemoryLimit(MemoryLimit):
         return max(0.0, most - self._start.allocated_bytes)
 
     def raise_wall(self) -> None:
-        """Let the allocator keep the budget from now on."""
+        """Make the allocator enforce the budget."""
         if self._wall is not None and not self._is_closed:
             self._wall.stand(self.budget_bytes)
 
     def drop_wall(self) -> None:
-        """Let the user's own limit hold again. Harmless twice."""
+        """Restore the user's own limit. A second call does nothing."""
         if self._wall is not None:
             self._wall.fall()
 
     def beyond_wall(self, asked_bytes: int) -> int:
-        """Return what would be taken now, had the wall not refused it; 0 if it did not.
+        """Return what would be reserved without the wall; 0 if it was not reached.
 
         Args:
-            asked_bytes: Of the allocation that has failed.
+            asked_bytes: The size of the failed request.
         """
         wanted = self._usage.reserved_bytes + asked_bytes
         there = self._allocator.total_bytes()
@@ -383,7 +383,7 @@ class ReservedMemoryLimit(MemoryLimit):
         return wanted if is_beyond and (there is None or wanted <= there) else 0
 
     def forward_ended(self) -> None:
-        """Learn what fragmentation takes beside what the forward has kept."""
+        """Learn how much fragmentation adds to what the forward has kept."""
         usage, start = self._read(), self._start
         taken = usage.allocated_bytes - start.allocated_bytes + usage.gap_bytes
         requested = usage.requested_bytes - start.requested_bytes
@@ -392,8 +392,8 @@ class ReservedMemoryLimit(MemoryLimit):
     def observe(self) -> None:
         """Record that a step's backward has ended without an error.
 
-        An out-of-memory before that was caught by code that went on: cuDNN, for one,
-        tries an engine with a smaller workspace then.
+        An earlier out-of-memory error of this step was caught by other code: cuDNN, for
+        example, then tries an engine with a smaller workspace.
         """
         super().observe()
         self._noted_ooms = self._usage.n_ooms
@@ -404,9 +404,10 @@ class ReservedMemoryLimit(MemoryLimit):
         self._note_out_of_memory(asked_bytes)
 
     def _note_out_of_memory(self, asked_bytes: int = 0) -> None:
-        """Plan for less than what was reserved as an allocation failed.
+        """Plan for less than what was reserved when an allocation failed.
 
-        Others may hold a part of the device, or gaps are larger than was allowed for.
+        Another process may hold a part of the device, or gaps may be larger than the
+        allowance.
         """
         usage = self._usage
         if usage.n_ooms == self._noted_ooms:
@@ -431,12 +432,12 @@ class ReservedMemoryLimit(MemoryLimit):
         return {"allowance": self._allowance.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over another allocator's allowance, if there is one."""
+        """Load another allocator's allowance, if there is one."""
         if "allowance" in state:
             self._allowance.load_state_dict(state["allowance"])
 
     def _start_anew(self) -> None:
-        """Let the peaks begin at what was read last."""
+        """Start new peaks at the last reading."""
         self._start = self._usage
         self._allocator.reset_peak()
         self._allocator.forget_usage()
@@ -458,7 +459,7 @@ def make_memory_limit(
     Args:
         meter: Reads the memory.
         budget_bytes: The budget.
-        has_wall: Whether an accelerator's allocator is to keep it.
+        has_wall: Whether an accelerator's allocator enforces it.
     """
     if isinstance(meter, AllocatorMeter):
         return ReservedMemoryLimit(meter, budget_bytes, has_wall=has_wall)
@@ -469,15 +470,15 @@ def make_memory_limit(
 
 
 standing: dict[int, dict[Wall | None, float]] = {}
-"""By device: the walls that stand, and under None the user's own limit. The lowest
+"""By device: the active walls, and under None the user's own limit. The lowest one
 holds."""
 
 
 class Wall:
-    """A limit of a device's allocator, that stands at times.
+    """A limit of a device's allocator, which can be switched on and off.
 
     Args:
-        meter: Knows the device.
+        meter: The meter of the device.
     """
 
     def __init__(self, meter: AllocatorMeter) -> None:
@@ -496,14 +497,14 @@ class Wall:
 
     @property
     def stands(self) -> bool:
-        """Whether the allocator keeps it now."""
+        """Whether the limit is active."""
         return self in standing.get(self._index, ())
 
     def stand(self, n_bytes: int) -> None:
-        """Make the allocator fail rather than reserve more.
+        """Activate the limit.
 
         Args:
-            n_bytes: The most that may be reserved.
+            n_bytes: The most bytes that the allocator may reserve.
         """
         if self._put is None or self.stands:
             return
@@ -514,7 +515,7 @@ class Wall:
         self._put(min(walls.values()), self._index)
 
     def fall(self) -> None:
-        """Let the allocator do as before. Harmless twice."""
+        """Restore the earlier limit. A second call does nothing."""
         if self._put is None or not self.stands:
             return
         walls = standing[self._index]
@@ -525,8 +526,8 @@ class Wall:
 
 
 def has_expandable_segments() -> bool:
-    """Whether the allocator's segments grow, as far as its settings say."""
+    """Whether the allocator's settings switch expandable segments on."""
     names = ("PYTORCH_ALLOC_CONF", "PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_HIP_ALLOC_CONF")
-    said = [os.environ.get(name, "") for name in names]
-    text = ",".join([*said, allocator_settings()]).replace(" ", "").lower()
+    given = [os.environ.get(name, "") for name in names]
+    text = ",".join([*given, allocator_settings()]).replace(" ", "").lower()
     return "expandable_segments:true" in text

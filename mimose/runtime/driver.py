@@ -1,4 +1,4 @@
-"""The forward of each step: described, decided, run, and run again if it fails."""
+"""Runs the forward of each step: describe, decide, run, and repeat if it fails."""
 
 from __future__ import annotations
 
@@ -48,22 +48,22 @@ _TRANSFORMED = (
 
 
 class Driver:
-    """Runs the root's forwards as steps.
+    """Runs the model's forwards as steps.
 
     Args:
-        model: The root.
+        model: The model.
         engine: The session's parts.
 
     Attributes:
-        model: The same.
+        model: The model.
         plans: Whether plans are made; a baseline does the same in every step.
-        is_running: Whether a step's forward runs.
-        last: What was planned last, with the names of its sizes.
-        typical: The same of the last step whose masks hid something, if some do: where
-            none does layers run without, and such batches are few.
-        start_bytes: Held as the last step without gradients began; before the first,
-            what a loaded state says.
-        losses: Those of the model that may go by rows; none in a baseline.
+        is_running: Whether a step's forward is running.
+        last: The last planned step, with the names of its sizes.
+        typical: The last planned step whose masks hide something, if there is one. If
+            no mask hides anything, layers run without masks; such batches are rare.
+        start_bytes: What was held when the last step without gradients began; before
+            the first, what a loaded state says.
+        losses: The model's losses that may be computed by rows; none in a baseline.
     """
 
     def __init__(self, model: nn.Module, engine: Engine) -> None:
@@ -82,7 +82,8 @@ class Driver:
         self.last: tuple[StepInput, SizeTable] | None = None
         self.typical: tuple[StepInput, SizeTable] | None = None
         self._hid: tuple[str, str] | None = None
-        """Of which calls the typical one is, if its masks hid something."""
+        """The context and structure of the typical step, if its masks hide
+        something."""
         self.losses: tuple[LossByRows, ...] = ()
 
     # ------------------------------------------------------------------ the root
@@ -93,15 +94,15 @@ class Driver:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run a step, in training with grad enabled; else pass straight through.
+        """Run a step in training with grad enabled; else only run the forward.
 
-        `torch.compile` of the root does not trace into it: what a step does is decided
-        anew each time.
+        `torch.compile` of the model does not trace into this, because each step is
+        decided separately.
 
         Args:
-            original: The root's own forward.
-            args: What it is called with.
-            kwargs: What it is called with by name.
+            original: The model's own forward.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
         """
         if self.is_running or not (self.model.training and torch.is_grad_enabled()):
             self.pass_by()
@@ -109,7 +110,7 @@ class Driver:
         if top_transform() is not None:
             if self.plans:
                 raise MimoseError(_TRANSFORMED)
-            return original(*args, **kwargs)  # a baseline has nothing to keep to
+            return original(*args, **kwargs)  # a baseline keeps no budget
         if is_traced() or eval_frame_callback() is not None:  # compiled after attach
             return self._untraced(self, original, args, kwargs)
         return self.run(original, args, kwargs)
@@ -120,12 +121,12 @@ class Driver:
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
     ) -> Any:
-        """Run one forward of the root as a step.
+        """Run one forward of the model as a step.
 
         Args:
-            forward: The root's own.
-            args: What it is given.
-            kwargs: What it is given by name.
+            forward: The model's own forward.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
 
         Raises:
             InfeasibleBudgetError: No plan keeps the budget at this shape.

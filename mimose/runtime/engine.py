@@ -1,4 +1,4 @@
-"""All who take part in a session's steps, made and put together in one place."""
+"""Makes and connects all parts of a session, in one place."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ _OF_THE_MODEL = (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
-    """What a session is asked to do; see `mimose.attach`."""
+    """The settings of a session; see `mimose.attach`."""
 
     budget: Budget | Callable[[], Budget]
     planner: Planner
@@ -79,24 +79,24 @@ class Options:
     predictor: Estimator | None = None
     cache_size: int = 1024
     warns: bool = False
-    """Whether an impossible budget warns rather than raises."""
+    """Whether an impossible budget is a warning, not an error."""
     meter: Meter | BasicMeter | str | None = None
     record_to: str | PathLike[str] | None = None
     wall: bool = True
     refine: bool = True
-    """Whether a thread works beside training, and plans are refined."""
+    """Whether there is a worker thread, which also improves plans."""
     host: Host | None = None
-    """Holds tensors on the host, within a separate budget."""
+    """Holds tensors in the host's memory, within its budget."""
     agree: Any = "auto"
     """Which ranks agree on what is recomputed: see `mimose.distributed.find_ranks`."""
 
 
 def make_engine(model: nn.Module, options: Options) -> Engine:
-    """Make a session's engine; where ranks agree, on all ranks or on none.
+    """Make a session's engine; if ranks agree, on all ranks or on none.
 
     Args:
         model: The model.
-        options: What is asked for.
+        options: The settings.
 
     Raises:
         MimoseError: The model, or its device, cannot be planned for.
@@ -112,22 +112,22 @@ def make_engine(model: nn.Module, options: Options) -> Engine:
 
 
 class Snapshot(NamedTuple):
-    """What the parts that hold the model tell; kept when the session has ended."""
+    """What the parts that hold the model know; kept after the session has ended."""
 
     last: tuple[StepInput, SizeTable] | None
-    """What was run last, with the names of its sizes; None before."""
+    """The last step, with the names of its sizes; None before the first."""
     typical: tuple[StepInput, SizeTable] | None
-    """The last one whose masks hid something, if some do."""
+    """The last step whose masks hide something, if there is one."""
     memory: Memory | None
     """What is held, as if a step began; None before the first."""
     tables: Mapping[str, SizeTable]
     """By structure, the names of sizes."""
     start_bytes: int
-    """Held as the last step began that found no gradients."""
+    """What was held when the last step without gradients began."""
     agreement_use: AgreementUse | None
-    """What ranks that agree have exchanged; None where there is one alone."""
+    """What ranks that agree have exchanged; None if ranks plan freely."""
     can_go_by_rows: bool
-    """Whether a loss of the model's goes by rows where the budget asks for it."""
+    """Whether a loss of the model can be computed by rows."""
 
 
 class Engine:
@@ -285,11 +285,13 @@ class Engine:
     # ------------------------------------------------------------------ the model
 
     def attach(self, model: nn.Module) -> None:
-        """Take over the model's forwards, as soon as the ranks that agree have met.
+        """Replace the forwards of the model and its layers.
+
+        Ranks that agree first make sure that they plan the same.
 
         Raises:
             InfeasibleBudgetError: More than the budget is held already.
-            MimoseError: The ranks do not plan the same.
+            MimoseError: The ranks plan different things.
         """
         with nullcontext() if self.ranks is None else self.ranks.sharing_errors():
             if self.plans:
@@ -334,7 +336,7 @@ class Engine:
         _log.info("mimose: %d ranks agree on each forward, because %s", n_ranks, why)
 
     def detach(self) -> None:
-        """Give the model everything back as it was. Harmless twice."""
+        """Restore the model. A second call does nothing."""
         for patch in reversed(self._patches):
             patch.remove()
         if self._patches:
@@ -405,7 +407,7 @@ class Engine:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what another engine learned.
+        """Replace what was learned.
 
         Args:
             state: What ``state_dict`` returned.

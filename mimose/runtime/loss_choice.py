@@ -116,7 +116,7 @@ def _is_theirs(function: Any) -> bool:
 
 
 def losses_of(model: nn.Module) -> Iterator[LossByRows]:
-    """Take over the losses that a model computes by a function of transformers'."""
+    """Yield the losses that a model computes by a function of transformers."""
     for module in model.modules():
         if not isinstance(getattr(type(module), "loss_function", None), property):
             continue

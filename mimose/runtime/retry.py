@@ -1,9 +1,10 @@
-"""Running again what failed: a forward by itself, a whole step where it is ours.
+"""Repeats what failed: a forward, or a whole step if the session runs it.
 
-An out-of-memory error in a forward is caught, everything released and put back, and
-the forward runs once more with everything recomputed. One in a backward can be hidden
-only where forward and backward are ours to run: `Session.step`, the Trainer's
-`training_step`, Lightning's closure. So is a layer that cannot be recomputed.
+After an out-of-memory error in a forward everything is released and restored, and the
+forward runs once more with everything recomputed. A backward can be repeated only if
+the session runs both forward and backward: in `Session.step`, in the Trainer's
+`training_step` and in Lightning's closure. The same holds for a layer that turns out
+not to be recomputable.
 """
 
 from __future__ import annotations
@@ -45,19 +46,20 @@ _Result = TypeVar("_Result")
 def may_run_again(
     engine: Engine, step: Step, error: BaseException, given: Given
 ) -> bool:
-    """Turn a step whose forward has failed into the safest one, if that can help.
+    """Give a step whose forward has failed the safest plan, if that can help.
 
-    A forward that has changed what the root was given cannot be run again.
+    A forward that has changed its inputs cannot run again.
 
     Args:
         engine: The session's parts.
-        step: Whose forward has failed.
-        error: What it raised.
-        given: What the root was called with.
+        step: The step.
+        error: Its error.
+        given: The inputs of the model.
 
     Returns:
-        Whether the forward is to be run again; `rewind` then, with no reference to
-        the error left: its traceback pins the tensors of the failed forward.
+        Whether to run the forward again. Call `rewind` first, without a reference to
+        the
+        error: its traceback keeps the tensors of the failed forward.
     """
     runs_out = is_out_of_memory(error)
     if runs_out:
@@ -125,16 +127,16 @@ def release_memory(device: torch.device) -> None:
 
 
 def saved_gradients(model: nn.Module) -> Callable[[], None]:
-    """Save the gradients of a model as they are now.
+    """Save the gradients of a model.
 
-    Where none are there yet (the window has just begun) this costs nothing; else it
-    holds a copy of each.
+    Without gradients (when a window has just begun) this costs nothing; else it holds a
+    copy of each.
 
     Args:
         model: The model.
 
     Returns:
-        What puts them back; in place where they still are.
+        A function that restores them, in place if the tensors still exist.
     """
     grads = [
         (p, None if p.grad is None else p.grad.detach().clone())
@@ -153,11 +155,11 @@ def saved_gradients(model: nn.Module) -> Callable[[], None]:
 
 
 class Attempts:
-    """The attempts at one step, each of which may fail and be run again.
+    """Decides after each failed attempt at a step whether another one can help.
 
     Args:
         engine: The session's parts.
-        is_new: Whether the session was made in the midst of the step.
+        is_new: Whether the session was made during the step.
     """
 
     def __init__(self, engine: Engine, *, is_new: bool = False) -> None:
@@ -172,10 +174,10 @@ class Attempts:
         return self._engine.steps.n_begun == self._n_begun + 1
 
     def can_follow(self, error: RuntimeError) -> bool:
-        """Whether another attempt may come out otherwise; the next step is the safest.
+        """Whether another attempt, with the safest plan, may succeed.
 
         Args:
-            error: What the last one has raised.
+            error: The error of the last attempt.
         """
         if not self._is_ours(error):
             return False
@@ -191,15 +193,15 @@ class Attempts:
         return True
 
     def prepare(self) -> None:
-        """Let the next step recompute all; with no reference to the error left."""
+        """Let the next step recompute everything. Hold no reference to the error."""
         self._engine.driver.prepare_safest()
 
     def undo_forward(self) -> None:
-        """Put back what the last forward has changed."""
+        """Restore what the last forward has changed."""
         self._engine.rollback.restore()
 
     def _is_ours(self, error: RuntimeError) -> bool:
-        """Whether a plan may be what it comes from."""
+        """Whether an error may come from a plan."""
         if isinstance(error, RecomputationError):
             return True  # its layer is kept by now
         if is_out_of_memory(error):
@@ -209,15 +211,15 @@ class Attempts:
 
 
 class TrainersStep:
-    """A step in another trainer's loop, run again where that takes no copy of anything.
+    """Repeats a failed step in a trainer's loop, if that needs no copies.
 
-    Unlike `Session.step` it saves random state alone, and leaves it to the session to
-    undo the forward. So it is not run again where gradients were there before it, or
-    where it has run several forwards or changed weights.
+    Unlike `Session.step` it saves only the random state; the session undoes the
+    forward. So the step is not repeated if there were gradients before it, if it has
+    run several forwards, or if it has changed weights.
 
     Args:
-        model: What is trained.
-        begin: Begins the session's `Attempts`; returns None while there is no session.
+        model: The trained model.
+        begin: Returns the session's `Attempts`, or None without a session.
     """
 
     def __init__(self, model: nn.Module, begin: Callable[..., Attempts | None]) -> None:
@@ -225,9 +227,9 @@ class TrainersStep:
         self._begin = begin
         self._restore_random = saved_random_state(accelerators_of(model))
         self._versions: list[int] | None = None
-        """Of the weights; None where they had gradients."""
+        """The versions of the weights; None if they had gradients."""
         self.n_failed = 0
-        """Attempts that are undone by now."""
+        """The number of failed attempts."""
 
     def note_gradients(self) -> None:
         """Record that the backward begins with the gradients that are there now."""
@@ -236,13 +238,13 @@ class TrainersStep:
         self._versions = list(map(version, weights)) if is_clean else None
 
     def run(self, attempt: Callable[[], _Result]) -> _Result:
-        """Run forward and backward, as often as another attempt may help.
+        """Run forward and backward, again as long as another attempt may help.
 
         Args:
             attempt: Runs them.
 
         Raises:
-            RuntimeError: It failed in another way, or cannot be run again.
+            RuntimeError: It failed for another reason, or cannot run again.
         """
         attempts = self._begin()
         while True:

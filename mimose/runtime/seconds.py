@@ -210,7 +210,7 @@ class StepSeconds:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take over what another one has timed; of an older state nothing.
+        """Load what another session has timed; an older state has nothing.
 
         Args:
             state: What ``state_dict`` returned, or nothing.

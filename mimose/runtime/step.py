@@ -1,23 +1,24 @@
-"""A step: a forward of the root until its backward has ended, as one state machine.
+"""A step: one forward of the model and its backward, as a state machine.
 
 Note: [A step's stages]
-A step begins in its forward. When that has ended it waits for a backward, which may
-never come. With its first gradient it is in backward, and when the autograd engine is
-done, or no backward can come any more, it is closed: its outcome is made then, once.
+A step begins in its forward. After the forward it waits for a backward, which may never
+run. With the first gradient it is in its backward. When the autograd engine has
+finished, or when no backward can follow, it is closed, and its outcome is made once.
 
 Note: [The end of backward]
-A hook on the root's outputs asks the autograd engine to call back when the whole
-backward is done, every gradient accumulated; it works with a loss computed outside
-the model. Nothing but the outputs' graph refers to that hook, so once it is gone no
-backward of the step can follow. A backward that avoids the outputs (an auxiliary loss
-on an inner tensor alone) is not seen: its step closes without an observed peak.
+A hook on the model's outputs asks the autograd engine for a callback when the whole
+backward is done and every gradient is accumulated. This also works if the loss is
+computed outside the model. Only the graph of the outputs refers to the hook, so once it
+is gone no backward of the step can follow. A backward that avoids the outputs (of an
+auxiliary loss on an inner tensor only) is not seen: its step closes without an observed
+peak.
 
 Note: [A window]
-The forwards that run before one backward are one step for memory: each holds what it
-holds until then. Each is a `Step` with its record; what is planned, predicted,
-measured and learned is the window's. The first backward that ends closes the window. A
-later one through the same graphs only raises its recorded peaks, and the next window
-that begins so recomputes everything.
+The forwards before one backward are one step for memory, because each holds its memory
+until then. Each forward is a `Step` with its own record; plans, predictions,
+measurements and learning are the window's. The first backward that ends closes the
+window. A later one through the same graphs only raises the recorded peaks, and the next
+window that begins in the same way recomputes everything.
 """
 
 from __future__ import annotations
@@ -61,40 +62,40 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepOutcome:
-    """All that the cost model, the policy and the records get of a step."""
+    """Everything that the cost model, the policy and the records learn of a step."""
 
     step_input: StepInput
     """What was known before it ran."""
     decision: Decision
-    """What it was to do."""
+    """The decision before it ran."""
     records: tuple[StepRecord, ...]
-    """One a forward."""
+    """A record for each forward."""
     calls: tuple[Measured, ...]
-    """What was read of each layer call, in the order in which they ran."""
+    """The measurements of each layer call, in the order in which they ran."""
     sample: StepSample | None
-    """What was read of all segments; None where nothing was, or not of one step."""
+    """The samples of all segments; None if the step was not measured."""
     peak_bytes: int
     """The highest level."""
     headroom_bytes: float
-    """Between what was held as it began and the budget."""
+    """The budget minus what was held when it began."""
     counts: tuple[int, ...]
     """How often each layer was called."""
     between: tuple[tuple[int, ...], ...]
-    """The same where each forward but the last has ended."""
+    """The same at the end of each forward but the last."""
     released_bytes: float
-    """Outputs of an earlier step that went before the first gradient."""
+    """Outputs of an earlier step that were freed before the first gradient."""
     is_shared: bool
-    """Whether forwards ran before its backward that were no part of it."""
+    """Whether forwards ran before its backward that did not belong to it."""
 
 
 def learn(engine: Engine, outcome: StepOutcome) -> None:
-    """Tell the cost model, the policy and the records how a step came out.
+    """Give a step's outcome to the cost model, the policy and the records.
 
     Only they change what is known.
 
     Args:
         engine: The session's parts.
-        outcome: Of a step whose backward has run to its end.
+        outcome: The outcome of a step whose backward has ended.
     """
     for record in outcome.records:
         engine.records.close(record)
@@ -188,12 +189,12 @@ def _teach(engine: Engine, outcome: StepOutcome, sample: StepSample) -> None:
 # ------------------------------------------------------------ step
 
 Retained: TypeAlias = Mapping[int, tuple[Callable[[], object], int]]
-"""By storage of an output of the last step: what returns it as long as the user holds
-it, and its bytes. It is part of what the next step starts from, and usually goes when
-its outputs take their names: after its forward, before its backward."""
+"""By storage of an output of the last step: a function that returns it while the user
+holds it, and its bytes. It is part of the next step's start, and is usually freed when
+the new outputs replace it: after that forward, before its backward."""
 
 _LEAST_OUTPUT_BYTES = 65536
-"""Smaller outputs are not worth looking after."""
+"""Smaller outputs are ignored."""
 _NOT_ALL = "the backward did not go through all forwards before it"
 _TWO_BACKWARDS = "two backwards"
 _NO_END = "the backward did not run to its end, or not through the outputs"
@@ -203,7 +204,7 @@ _DETACHED = "detached before the backward"
 
 
 class Stage(enum.Enum):
-    """Where a step is: Note: [A step's stages]."""
+    """The stage of a step: Note: [A step's stages]."""
 
     FORWARD = enum.auto()
     WAITING = enum.auto()
@@ -212,31 +213,31 @@ class Stage(enum.Enum):
 
 
 class Window:
-    """The forwards up to a backward: Note: [A window].
+    """The forwards before one backward: Note: [A window].
 
     Args:
         memory: What was held when the first began, and the budget.
-        carried: The outputs of the step before, which it begins with.
+        carried: The outputs of the step before, which are held at its start.
 
     Attributes:
-        carried: The same.
-        carried_bytes: Of these, still held as it began.
-        released_bytes: Of these, gone as its backward began.
-        steps: Its forwards, those that have ended.
-        parts: What was known of each.
-        trace: What its boundaries are read into; None if they are not read.
-        planned: What the last plan was made for; None before.
-        decision: What was decided last; None before.
-        counts: How often each layer was called, up to the last forward's end.
-        between: The same where each forward but the last has ended.
+        carried: The argument.
+        carried_bytes: The bytes of these outputs that were held at its start.
+        released_bytes: The bytes of these outputs that were freed before its backward.
+        steps: Its forwards that have ended.
+        parts: Their step inputs.
+        trace: Records its boundaries; None if it is not measured.
+        planned: The step input of the last plan; None before.
+        decision: The last decision; None before.
+        counts: How often each layer was called, at the end of the last forward.
+        between: The same at the end of each forward but the last.
         reason: Why it is not an ordinary window; "" if it is.
-        is_shared: Whether nothing is to be learned of it as a step.
-        is_left: Whether it is one forward that another window's backward went past.
-        is_running: Whether its backward has begun, and not run to its end.
-        is_closed: Whether its outcome is made.
+        is_shared: Whether nothing can be learned from it as a step.
+        is_left: Whether it is one forward that another window's backward left out.
+        is_running: Whether its backward is running.
+        is_closed: Whether its outcome was made.
         peak_bytes: The highest level so far.
-        peaks: What was read as its backward ended; None before.
-        began: When its first forward did.
+        peaks: The readings at the end of its backward; None before.
+        began: When its first forward began.
     """
 
     def __init__(self, memory: Memory, carried: Retained) -> None:
@@ -260,13 +261,13 @@ class Window:
 
     @property
     def before(self) -> tuple[StepInput, Decision] | None:
-        """What was decided with the forward before this one; None of the first."""
+        """The decision for the forward before this one; None for the first."""
         if not self.steps or self.planned is None or self.decision is None:
             return None
         return self.planned, self.decision
 
     def add(self, step: Step, counts: tuple[int, ...]) -> None:
-        """Take in a forward that has ended."""
+        """Add a forward that has ended."""
         if self.steps:
             self.between = (*self.between, self.counts)
         self.steps.append(step)
@@ -274,35 +275,35 @@ class Window:
         self.counts = counts
 
     def remove(self, step: Step) -> None:
-        """Let a forward go that is not part of the backward."""
+        """Remove a forward that does not belong to the backward."""
         del self.parts[self.steps.index(step)]
         self.steps.remove(step)
 
     def give_up(self, reason: str) -> None:
-        """Run the rest under the safest plan, for a reason; nothing is predicted."""
+        """Run the rest under the safest plan, without a prediction."""
         self.reason = self.reason or reason
 
     def spoil(self, reason: str) -> None:
-        """Learn nothing of it: what was read is not that of one step."""
+        """Learn nothing from it, because its readings are not those of one step."""
         self.reason, self.is_shared = reason, True
         self.stop_reading()
 
     def stop_reading(self) -> None:
-        """Read no boundaries any more."""
+        """Stop measuring."""
         if self.trace is not None:
             self.trace.close()
             self.trace = None
 
 
 class Step:
-    """One forward of the root, until its backward has ended.
+    """One forward of the model, until its backward has ended.
 
     Args:
         engine: The session's parts.
         step_input: Its context and sizes.
         shape: The sizes that vary, by name.
-        decision: What it is to do.
-        window: The forwards that run before the same backward.
+        decision: Its decision.
+        window: The forwards before the same backward.
     """
 
     def __init__(
@@ -314,20 +315,20 @@ class Step:
         window: Window,
     ) -> None:
         self.number = engine.steps.n_begun
-        """Counts the root's forwards."""
+        """The number of this forward."""
         self.step_input = step_input
         self.shape = shape
         self.window = window
         self.part = len(window.steps)
-        """Which forward of the window it is."""
+        """The index of this forward in its window."""
         self.counts_before = window.counts
-        """How often each layer was called in the window before; () for never."""
+        """How often each layer was called in the window before; () for the first."""
         self.stage = Stage.FORWARD
         self.retries = 0
         self.flops = 0
-        """Counted in recomputations of which no plan knows them."""
+        """FLOPs counted in recomputations whose plan does not know them."""
         self.has_wall = False
-        """Whether the allocator keeps the budget meanwhile."""
+        """Whether the allocator enforces the budget during the step."""
         self.plan_seconds = 0.0
         self.menu = engine.learner.model.menu
         self._action_at = engine.action_at
@@ -336,33 +337,33 @@ class Step:
         self._began = time.perf_counter()
         self._seconds: float | None = None
         self._unplanned: list[str] = []
-        """The actions of the layer calls of which no plan speaks."""
+        """The actions of layer calls that are in no plan."""
         self._calls: list[Measured] | None = None
-        """What was read of its layer calls; None where nothing was."""
+        """The measurements of its layer calls; None if it was not measured."""
         self.graph: weakref.ref[Any] | None = None
-        """Lives as long as a backward can come."""
+        """Alive as long as a backward can follow."""
         self.unseen = ""
-        """Why no backward of it can be seen."""
+        """Why its backward cannot be seen; "" if it can."""
         self.start_bytes = int(window.memory.start_bytes)
         self._take(decision)
 
     # ------------------------------------------------------------------ forward
 
     def _take(self, decision: Decision) -> None:
-        """Do what was decided; none of the step's layers has run."""
+        """Apply a decision, before any of the step's layers has run."""
         self.decision = decision
         self.phase = decision.phase
         self.reason = decision.reason
         self.growth_bytes = decision.growth_bytes
         is_planned = decision.chosen is not None and not decision.is_measured
-        is_shared = self.window.is_shared  # it teaches nothing
+        is_shared = self.window.is_shared  # nothing can be learned from it
         self.is_measured = not (self._is_baseline or is_planned or is_shared)
-        """Whether its boundaries are to be read."""
-        if self.part:  # as those of the first were
+        """Whether the step is measured."""
+        if self.part:  # like the first forward of the window
             self.is_measured = self.window.trace is not None
 
     def run_again(self, reason: str) -> None:
-        """Be the safest step from now on: it, or the one before, has failed."""
+        """Use the safest plan from now on, because this step or the last has failed."""
         self.retries += 1
         self.window.give_up(reason)
         self._action_at = None
@@ -371,7 +372,7 @@ class Step:
         self._take(Decision("fallback", None, reason=reason, is_whole=is_whole))
 
     def start(self, meter: Meter) -> None:
-        """Start its peak, and read its boundaries if it is one to measure."""
+        """Start a new peak, and begin to measure if the step is measured."""
         window = self.window
         if self.part:
             if self.retries:
@@ -389,14 +390,14 @@ class Step:
         window.trace = Trace(meter, self._budget_bytes)
         window.trace.mark("start")
         if self.growth_bytes is not None:
-            # What is tried beside the plan leaves the prediction as it is.
+            # Actions that are tried do not change the prediction.
             window.trace.predicted_bytes = self.start_bytes + self.growth_bytes
 
     def next_action(self) -> str:
-        """Return the action of a layer call that no plan speaks of.
+        """Return the action of a layer call that is in no plan.
 
         Raises:
-            MimoseError: A baseline asks for an action that is not in use.
+            MimoseError: A baseline planner returned an action that is not in use.
         """
         at, action = len(self._unplanned), self.menu.least
         if self._action_at is not None:
@@ -414,8 +415,8 @@ class Step:
         """Record what its forward has run.
 
         Args:
-            decision: For just that; None where it ran other layers, or more, than were
-                planned for.
+            decision: The decision for just that; None if it ran other or more layers
+                than planned.
         """
         if decision is not None:
             self.decision = decision

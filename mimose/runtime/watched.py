@@ -203,13 +203,15 @@ class ShapesToCome:
         Raises:
             MimoseError: A name is not one of the model's.
         """
-        told = [*{tuple(sorted(shape.items())): shape for shape in shapes}.values()]
-        told.sort(key=lambda shape: math.prod(shape.values()), reverse=True)
+        shapes_listed = [
+            *{tuple(sorted(shape.items())): shape for shape in shapes}.values()
+        ]
+        shapes_listed.sort(key=lambda shape: math.prod(shape.values()), reverse=True)
         if table is not None:
-            for shape in told:
+            for shape in shapes_listed:
                 table.fill(shape, (0,) * len(table.names))
-        self.unknown, self._as_of = told[:_MOST_SHAPES], -1
-        self.largest, self.least_peak_bytes = next(iter(told), None), None
+        self.unknown, self._as_of = shapes_listed[:_MOST_SHAPES], -1
+        self.largest, self.least_peak_bytes = next(iter(shapes_listed), None), None
 
     def check(self, step_input: StepInput, table: SizeTable, memory: Memory) -> None:
         """Make sure that the budget can hold for the shapes to come.

@@ -383,7 +383,7 @@ def _advice(
     batch = measurements.batch
     memory = memory_of(measured, measurements.budget_bytes)
     highest = memory.highest if memory is not None else 0.0
-    told = MethodAdvice(
+    answer = MethodAdvice(
         name=measured.method,
         is_exact=measured.is_exact,
         why_not=measured.why_not,
@@ -394,32 +394,32 @@ def _advice(
         largest = largest_batch(memory, budget, parts)
         known = batch <= REACH * highest or largest < batch
         fits = largest >= batch if known else None
-        told = replace(told, largest_batch=largest, fits=fits)
+        answer = replace(answer, largest_batch=largest, fits=fits)
     else:
         ran = measured.steps
         over = any(e.batch <= batch and e.reserved_bytes > budget for e in ran)
         within = any(e.batch >= batch and e.reserved_bytes <= budget for e in ran)
-        told = replace(told, fits=True if within else False if over else None)
+        answer = replace(answer, fits=True if within else False if over else None)
     model, plain = models.get(measured.method), models.get(PLAIN)
     if model is None or plain is None:
         why = measured.why_not or measured.stopped or f"too few timings: {MORE}"
         if METHODS[measured.method].plans and budget != measurements.budget_bytes:
             why = "its plans are another at this memory: measure it there"
-        return replace(told, no_verdict=why)
+        return replace(answer, no_verdict=why)
     best, bare = model.best(budget), plain.best(budget)
     rate, of_plain = best.samples_per_second, bare.samples_per_second
-    told = replace(
-        told,
+    answer = replace(
+        answer,
         sample_seconds=model.step_seconds(batch, budget),
         best_batch=best.batch,
         samples_per_second=rate,
         ratio=rate / of_plain if of_plain else math.inf if rate else math.nan,
     )
     if measured.method == PLAIN:
-        stopped = measured.stopped if told.fits is None else ""
-        return replace(told, no_verdict=stopped)
+        stopped = measured.stopped if answer.fits is None else ""
+        return replace(answer, no_verdict=stopped)
     base = next(each for each in measurements.methods if each.method == PLAIN)
-    return replace(told, **_verdict(measured, model, base, plain, budget))
+    return replace(answer, **_verdict(measured, model, base, plain, budget))
 
 
 def _verdict(

@@ -43,7 +43,7 @@ def ask(settings: Settings, out: Path, as_json_alone: bool) -> tuple[int, list[s
         OSError: The folder cannot be written.
     """
     out.mkdir(parents=True, exist_ok=True)
-    found = measure(settings, _tell)
+    found = measure(settings, _show_progress)
     found.write(out / _MEASURED)
     status = _INTERRUPTED if found.is_interrupted else 0
     return status, _lines(advise_on(found), out, as_json_alone)
@@ -147,7 +147,9 @@ def advise(
                 seed=seed,
                 minutes=minutes,
             )
-            found = measure(settings, _tell if progress else lambda _, __: None)
+            found = measure(
+                settings, _show_progress if progress else lambda _, __: None
+            )
     except UsageError as error:
         raise AdviceError(str(error)) from error
     advice = advise_on(found)
@@ -170,7 +172,7 @@ def as_json(advice: Advice) -> dict[str, Any]:
     """
     conditions = asdict(advice.measurements)
     del conditions["methods"]
-    told = {
+    answer = {
         "headline": headline(advice),
         "answer": advice.answer,
         "use": advice.use,
@@ -182,7 +184,9 @@ def as_json(advice: Advice) -> dict[str, Any]:
         "code": {name: recipe(name, advice.budget_bytes) for name in advice.use},
         "measurements": conditions,
     }
-    found: dict[str, Any] = json.loads(json.dumps(told), parse_constant=lambda _: None)
+    found: dict[str, Any] = json.loads(
+        json.dumps(answer), parse_constant=lambda _: None
+    )
     return found
 
 
@@ -196,7 +200,7 @@ def _lines(advice: Advice, out: Path, as_json_alone: bool) -> list[str]:
     return [text(advice), "", f"answer as JSON: {out / _ANSWER}"]
 
 
-def _tell(what: str, share: float) -> None:
+def _show_progress(what: str, share: float) -> None:
     """Show how far measuring is, over the line before where that is a terminal."""
     end = "\r" if sys.stderr.isatty() else "\n"
     sys.stderr.write(f"{f'mimose advise: {share:4.0%}, {what}':79}{end}")

@@ -139,21 +139,21 @@ def read(path: Path) -> Measurements:
         ValueError: It is something else.
     """
     try:
-        told = _tuples(json.loads(path.read_text(encoding="utf-8")))
-        for each in told["methods"]:
+        reply = _tuples(json.loads(path.read_text(encoding="utf-8")))
+        for each in reply["methods"]:
             each["steps"] = tuple(Step(**step) for step in each["steps"])
-        told["methods"] = tuple(Measured(**each) for each in told["methods"])
-        return Measurements(**told)
+        reply["methods"] = tuple(Measured(**each) for each in reply["methods"])
+        return Measurements(**reply)
     except (KeyError, TypeError, ValueError) as error:
         msg = f"{path} was not written by mimose advise: {error}"
         raise ValueError(msg) from error
 
 
-def _tuples(told: Any) -> Any:
+def _tuples(reply: Any) -> Any:
     """Return the same with a tuple for each list."""
-    if isinstance(told, dict):
-        return {key: _tuples(value) for key, value in told.items()}
-    return tuple(map(_tuples, told)) if isinstance(told, list) else told
+    if isinstance(reply, dict):
+        return {key: _tuples(value) for key, value in reply.items()}
+    return tuple(map(_tuples, reply)) if isinstance(reply, list) else reply
 
 
 # ------------------------------------------------------------------ in a child process
@@ -217,7 +217,7 @@ def _survey(
             there = available_bytes()
         training.attach(budget_bytes if plans else None, meter)
     except Exception as error:  # the user's model, whatever it is
-        return {"why_not": _told(error)}
+        return {"why_not": _reason_of(error)}
     used = held if is_cpu(task["device"]) else 0
     machine_bytes = used + int(_LEAVING * there) if there else budget_bytes
     ladder = Ladder(training, meter, METHODS[method], most_seconds)
@@ -308,7 +308,7 @@ class Ladder:
                 reserved = int(torch.accelerator.memory_reserved(device))
         except Exception as error:
             training.forget()
-            why = "memory ran out" if is_out_of_memory(error) else _told(error)
+            why = "memory ran out" if is_out_of_memory(error) else _reason_of(error)
             msg = f"{why}, at a batch of {batch}"
             raise _StoppedError(msg) from error
         seconds = measured.seconds
@@ -321,7 +321,7 @@ class Ladder:
             raise _StoppedError(msg)
 
 
-def _told(error: Exception) -> str:
+def _reason_of(error: Exception) -> str:
     is_ours = isinstance(error, (UsageError, MimoseError))
     return ("" if is_ours else f"{type(error).__name__}: ") + first_line(error)
 
@@ -444,7 +444,7 @@ class Run:
         self.measured: dict[str, Measured] = {}
         self.readings: dict[str, dict[int, list[tuple[float, float]]]] = {}
         self._settings = settings
-        self._tell = tell
+        self._progress = tell
         self._began = time.monotonic()
         self._until = self._began + 60.0 * settings.minutes
         self._batch = 0
@@ -463,7 +463,7 @@ class Run:
         names = list(dict.fromkeys((PLAIN, *settings.methods)))
         most = _SURVEY_SHARE * 60.0 * settings.minutes
         for index, name in enumerate(names):
-            self._tell(f"memory of {name}", _SURVEY_SHARE * index / len(names))
+            self._progress(f"memory of {name}", _SURVEY_SHARE * index / len(names))
             asked = {
                 "method": name,
                 "budget": self.budget_bytes or settings.budget,
@@ -472,31 +472,31 @@ class Run:
             is_late = time.monotonic() - self._began > most
             late = dict[str, Any](why_not=f"no time was left to measure it: {MORE}")
             try:
-                told = late if is_late else self._ask("memory", ["survey", asked])
+                reply = late if is_late else self._ask("memory", ["survey", asked])
             except RunFailedError as error:
-                told = {"why_not": first_line(error)}
+                reply = {"why_not": first_line(error)}
             if name == PLAIN:
-                self._resolve(told)
-            self._learned[name] = told.get("learned")
-            steps = tuple(Step(**each) for each in _tuples(told.get("steps", [])))
-            unknown = "" if steps else told.get("stopped", "")
+                self._resolve(reply)
+            self._learned[name] = reply.get("learned")
+            steps = tuple(Step(**each) for each in _tuples(reply.get("steps", [])))
+            unknown = "" if steps else reply.get("stopped", "")
             self.measured[name] = Measured(
                 method=name,
-                why_not=told.get("why_not", unknown),
-                is_exact=told.get("is_exact", METHODS[name].is_exact),
+                why_not=reply.get("why_not", unknown),
+                is_exact=reply.get("is_exact", METHODS[name].is_exact),
                 steps=steps,
-                stopped=told.get("stopped", ""),
+                stopped=reply.get("stopped", ""),
             )
 
-    def _resolve(self, told: Mapping[str, Any]) -> None:
+    def _resolve(self, reply: Mapping[str, Any]) -> None:
         """Learn from plain training what the sample is, and the budget in bytes."""
-        if not told.get("steps"):
-            why = told.get("why_not") or told["stopped"]
+        if not reply.get("steps"):
+            why = reply.get("why_not") or reply["stopped"]
             msg = f"plain training cannot be measured: {why}"
             raise UsageError(msg)
-        self._batch = int(told["batch"])
-        self.budget_bytes = told["budget_bytes"]
-        if not told["has_loss"]:
+        self._batch = int(reply["batch"])
+        self.budget_bytes = reply["budget_bytes"]
+        if not reply["has_loss"]:
             self._notes.append(
                 "the model returns no loss, so the mean of its output was trained: "
                 "return the loss from forward, or put labels in the sample"
@@ -533,7 +533,7 @@ class Run:
                     del left[name]
                     continue
                 share = (time.monotonic() - self._began) / (self._until - self._began)
-                self._tell(f"round {done + 1}: {name}", min(1.0, share))
+                self._progress(f"round {done + 1}: {name}", min(1.0, share))
                 left[name] = self._turn(name, left[name])
                 if not left[name]:
                     del left[name]
@@ -549,13 +549,13 @@ class Run:
         }
         has_session = METHODS[name].options is not None
         try:
-            told = self._ask("session" if has_session else "plain", ["turn", asked])
+            reply = self._ask("session" if has_session else "plain", ["turn", asked])
         except RunFailedError as error:
             failed = replace(self.measured[name], stopped=first_line(error))
             self.measured[name] = failed
             return []
         of, left = self.readings.setdefault(name, {}), []
-        for batch, (clock, ratio) in zip(batches, told["seconds"], strict=True):
+        for batch, (clock, ratio) in zip(batches, reply["seconds"], strict=True):
             if math.isnan(clock):
                 of[batch] = []
                 continue

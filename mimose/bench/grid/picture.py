@@ -234,8 +234,8 @@ def _draw_bars(
 ) -> None:
     heights = [value * factor for value in values.values()]
     bars = axes.barh(list(values), heights, color=[_COLOURS[name] for name in values])
-    told = [f"{h:,.0f}" if h >= 100.0 else f"{h:.3g}" for h in heights]
-    axes.bar_label(bars, told, padding=3)
+    texts = [f"{h:,.0f}" if h >= 100.0 else f"{h:.3g}" for h in heights]
+    axes.bar_label(bars, texts, padding=3)
     axes.invert_yaxis()
     axes.set_xlabel(label)
     axes.margins(x=0.25)

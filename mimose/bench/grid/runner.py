@@ -1,6 +1,6 @@
 """Running the grid: all strategies of a workload take turns on the same batches.
 
-Each strategy, at each budget it heeds, trains in a separate process, with the same
+Each strategy, at each budget that it keeps, trains in a separate process, with the same
 weights, batches, threads and allocator settings. They take turns by a few steps each,
 in an order that rotates, so that whatever else the machine does meets all of them.
 Then FLOPs are counted where a strategy does not tell them, and those that are to meet a
@@ -173,7 +173,7 @@ class GridSettings(RunSettings):
         ]
 
     def places(self) -> list[tuple[str, float | None]]:
-        """Return every strategy, at each budget if it heeds one."""
+        """Return every strategy, at each budget if it keeps budgets."""
         return [
             (name, share)
             for name in self.strategies

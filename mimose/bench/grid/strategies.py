@@ -203,7 +203,7 @@ class Oracle:
         return Optimal().plan(whole)
 
 
-def _told(
+def _with_budget(
     make_planner: Callable[[Setup], Callable[[int], Planner]],
     actions: tuple[str, ...] = WHOLE_LAYERS,
 ) -> Callable[[Setup], Applied]:
@@ -442,7 +442,10 @@ class _Transformers(Applied):
 
 
 _hf_every_2 = functools.partial(_Transformers, every_n_layers=2)
-_oracle, _oracle_menu = _told(lambda _: Oracle), _told(lambda _: Oracle, FINE)
+_oracle, _oracle_menu = (
+    _with_budget(lambda _: Oracle),
+    _with_budget(lambda _: Oracle, FINE),
+)
 _static_menu = _session(functools.partial(_static, actions=FINE), FINE)
 _exact, _fine = _session("auto", "whole"), _session("auto", FINE)
 STRATEGIES: Mapping[str, Strategy] = {

@@ -88,8 +88,10 @@ class Worker:
             shared=Path(task.shared),
         )
         self._applied = STRATEGIES[task.strategy].apply(setup)
-        told = self._applied.budget_bytes
-        self._base_bytes = None if told is None else told - self._headroom
+        budget_bytes = self._applied.budget_bytes
+        self._base_bytes = (
+            None if budget_bytes is None else budget_bytes - self._headroom
+        )
         self._batches = self._applied.watch(self._made_batches())
         self._making_seconds = 0.0
         torch.manual_seed(task.seed)
