@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import platform
 import statistics
 import time
 import warnings
@@ -21,13 +20,11 @@ from benchmarks.check.training import DeviceLoop, scale_of
 from benchmarks.proofs import common
 from benchmarks.proofs.numbers import MIB
 from benchmarks.sim.hollow import CARDS
-from mimose.bench.machine import version_of
 from mimose.bench.zoo import Batch, moved
 from mimose.memory.meters import AllocatorMeter
 from mimose.memory.wall import has_expandable_segments
 from mimose.session import attach
 
-_NEEDED = ("numpy", "scipy", "scikit-learn", "cachetools")
 _LAUNCHES, _ROUNDS = 2000, 5
 _SEGMENTS = (20 * MIB, 256 * MIB, 2**31, 2**33)
 _PRODUCTS, _TOKENS = (1024, 4096, 8192), 8192
@@ -45,14 +42,9 @@ def versions(device: torch.device) -> Iterator[Line]:
     """Name versions, the device and its allocator."""
     number = tuple(int(part) for part in torch.__version__.split(".")[:2])
     yield judged("torch", "2.9 or newer", torch.__version__, number >= (2, 9))
-    for name in _NEEDED:
-        version = version_of(name, "missing")
-        yield judged(name, "installed", version, version != "missing")
     module = torch.get_device_module(device)
     free, total = module.mem_get_info(device)
-    yield told("device", module.get_device_name(device))
     yield told("memory", f"{free / 2**30:.1f} of {total / 2**30:.1f} GiB free")
-    yield told("host", f"{platform.platform()}, {os.cpu_count()} cores")
     yield told("settings", os.environ.get("PYTORCH_ALLOC_CONF", "none"))
     if device.type == "cuda":
         # Private, for nothing public tells the driver's version without nvidia-smi.

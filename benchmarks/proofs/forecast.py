@@ -106,7 +106,6 @@ def work(task: Task) -> Rows:
     late = [error for step, error in errors if step >= _FIRST]
     yield {
         **{name: task[name] for name in ("workload", "gib", "card")},
-        "n_steps": task["steps"],
         "n_unknown": n_unknown,  # behind the first, that no seconds were predicted for
         "ooms": " ".join(failed),  # which step, its shape, and whether it was to fit
         "early_p50": quantile(early, 0.5),  # until rows are drawn

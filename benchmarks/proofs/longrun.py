@@ -124,7 +124,6 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
             "margin": round(summary.margin, 4),
             "phases": dict(summary.phases),
             "over": summary.steps_over,
-            "run again": summary.retries,
         }
         previous, begin = step, time.process_time()
         if step == steps:

@@ -14,6 +14,7 @@ CPU, one thread, every plan and plain training take turns, in the processor's ti
 from __future__ import annotations
 
 import collections
+import contextlib
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -206,24 +207,27 @@ def _batch(model: str, seed: int) -> Batch:
 
 def work(task: Task) -> Rows:
     """Plan and read bytes, or, where plans are given, time them."""
-    trained, playback = _made(task), Playback()
+    trained = _made(task)
     batch = moved(_batch(task["model"], task["seed"]), task["device"])
     # What is planned on the simulated device is timed on the CPU.
     vars(engine)["flops_of_a_byte"] = lambda _: flops_of_a_byte("cpu")
     if "plans" in task:
-        with _attached(trained, task, playback) as session:
-            told = session, playback, batch, task["plans"], task["rounds"]
-            yield from by_turns(_made(task), trained, *told)
+        with contextlib.ExitStack() as undo:
+            planned = {
+                plan: undo.enter_context(_playing(plan, task, batch))
+                for plan in task["plans"]
+            }
+            yield from by_turns(trained, planned, batch, task["rounds"])
         return
     trained.step(batch)
     meter = DeviceStepMeter(torch.device(task["device"]))
 
-    def growth_bytes() -> int:
+    def growth_bytes(of: Trained) -> int:
         start = meter.begin_step()
-        trained.step(batch)
+        of.step(batch)
         return meter.step_peak_bytes() - start
 
-    plain = growth_bytes()
+    plain = growth_bytes(trained)
     with StorageTracker() as tracker:
         trained.step(batch)
     yield {"plain_growth_bytes": plain, "plain_flops": tracker.flops}
@@ -233,26 +237,36 @@ def work(task: Task) -> Rows:
         for _ in range(task["steps"]):
             trained.step(batch)
         problem = priced(session.planning_problem(), forwards)
-    with _attached(trained, task, playback) as session:
 
-        def measured(plan: dict[str, Any]) -> dict[str, Any]:
-            playback.tell(plan["plan"])
-            for _ in range(2):  # the first finds out how to rebuild
-                growth = growth_bytes()
+    def measured(plan: dict[str, Any]) -> dict[str, Any]:
+        with _playing(plan["plan"], task, batch) as (own, session, playback):
+            growth = growth_bytes(own)
             playback.check(session)
             flops = session.records[-1].recomputed_flops
-            return {**plan, "growth_bytes": growth, "recomputed_flops": flops}
+        return {**plan, "growth_bytes": growth, "recomputed_flops": flops}
 
-        for share in _SHARES:
-            yield plan_within(problem, plain, share, measured)
-        everything = _planned(everywhere("recompute"), problem)
-        yield measured({**everything, "target": "recompute all"})
+    for share in _SHARES:
+        yield plan_within(problem, plain, share, measured)
+    everything = _planned(everywhere("recompute"), problem)
+    yield measured({**everything, "target": "recompute all"})
 
 
 def _made(task: Task) -> Trained:
     torch.manual_seed(task["seed"])
     model = _CASES[task["model"]].build().to(task["device"])
     return Trained(model)
+
+
+@contextlib.contextmanager
+def _playing(
+    plan: str, task: Task, batch: Batch
+) -> Iterator[tuple[Trained, Session, Playback]]:
+    """Train another model under a plan; its session has learned enough to run it."""
+    trained, playback = _made(task), Playback()
+    playback.tell(plan)
+    with _attached(trained, task, playback) as session:
+        playback.settle(session, lambda: trained.step(batch))
+        yield trained, session, playback
 
 
 def _attached(trained: Trained, task: Task, planner: str | Planner) -> Session:

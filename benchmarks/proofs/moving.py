@@ -83,7 +83,6 @@ def judge(rows: Sequence[Row], steps: int) -> common.Verdict:
     used = [r["peak_bytes"] / r["budget_bytes"] for r in planned if "r" in r["plan"]]
     line = {
         "steps": len(rows),
-        "moves": moves,
         "budgets, MiB": f"{mebibytes(min(budgets))} to {mebibytes(max(budgets))}",
         "over": over,
         "planned": len(planned),

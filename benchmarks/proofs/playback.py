@@ -1,10 +1,10 @@
 """Given plans, run by turns with the bare model: what do they take?
 
-One process has a bare model and one with a session that plays plans back. Both have the
-same weights, and no step changes them: every plan has to give plain training's loss and
-gradients, to the last bit. Seconds are the processor's, of forward and backward; rounds
-are compared one by one, so that what disturbs a round disturbs both. The heap is to be
-kept (`HEAP_IS_KEPT`): fresh pages would be most of the time.
+One process has a bare model, and one for each plan with a session that plays it back.
+All have the same weights, and no step changes them: every plan has to give plain
+training's loss and gradients, to the last bit. Seconds are the processor's, of forward
+and backward; rounds are compared one by one, so that what disturbs a round disturbs
+both. The heap is to be kept (`HEAP_IS_KEPT`): fresh pages would be most of the time.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from __future__ import annotations
 import gc
 import random
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import median
 from typing import Any
 
@@ -28,6 +28,7 @@ from mimose.session import Session
 
 PLAIN = ""
 """Stands for no plan: the bare model."""
+_SETTLED, _MOST_STEPS = 2, 40
 _NAMES = {spec.code: spec.name for spec in FINE_MENU.specs}
 
 
@@ -47,6 +48,22 @@ class Playback:
         """Judge the given plan."""
         choice = [problem.actions.index(action) for action in self.actions]
         return judge(problem, np.array(choice, dtype=np.intp), planner=self.name)
+
+    def settle(self, session: Session, step: Callable[[], object]) -> None:
+        """Step until the session has learned enough to run the plan, and runs it.
+
+        Raises:
+            RunFailedError: It does not.
+        """
+        n_settled = 0
+        for _ in range(_MOST_STEPS):
+            step()
+            last = session.records[-1]
+            is_planned = last.phase == "plan" and last.actions == self.actions
+            n_settled = n_settled + 1 if is_planned else 0
+            if n_settled == _SETTLED:
+                return
+        self.check(session)
 
     def check(self, session: Session) -> None:
         """Make sure that the last step ran under the given plan.
@@ -90,11 +107,8 @@ class Trained:
 
 def by_turns(
     bare: Trained,
-    planned: Trained,
-    session: Session,
-    playback: Playback,
+    planned: Mapping[str, tuple[Trained, Session, Playback]],
     batch: Mapping[str, Any],
-    plans: Sequence[str],
     n_rounds: int,
 ) -> Iterator[dict[str, Any]]:
     """Run a batch bare and under each plan, round by round, in an order drawn anew.
@@ -103,16 +117,16 @@ def by_turns(
         RunFailedError: A layer refused its action, or a plan gave another loss or
             gradient than plain training.
     """
-    order = [PLAIN, *plans]
-    for number in range(-1, n_rounds):  # the first finds out how to rebuild
+    order = [PLAIN, *planned]
+    for number in range(-1, n_rounds):  # the first warms up
         for plan in order:
             if plan == PLAIN:
                 seconds = bare.step(batch)
             else:
-                playback.tell(plan)
-                seconds = planned.step(batch)
+                own, session, playback = planned[plan]
+                seconds = own.step(batch)
                 playback.check(session)
-                if not all(map(torch.equal, bare.results(), planned.results())):
+                if not all(map(torch.equal, bare.results(), own.results())):
                     msg = f"the plan {plan!r} gave another loss or gradient"
                     raise RunFailedError(msg)
             if number >= 0:

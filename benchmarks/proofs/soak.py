@@ -124,7 +124,6 @@ def judge(rows: Sequence[Row], steps: int, device: str) -> common.Verdict:
     share = mean(row["phase"] == "plan" for row in needing if row["is_seen"])
     retries = sum(row["retries"] for row in rows)
     line = {
-        "steps": len(rows),
         "over": over,
         "need a plan": len(needing),
         "planned of those seen": percent(share, 1),

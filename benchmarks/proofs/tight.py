@@ -74,7 +74,6 @@ def judge(above: Sequence[Row], below: Sequence[Row], steps: int) -> common.Verd
     over = sum(row["used"] > 1 for row in above)
     before = refused["step"] if refused else None
     line = {
-        "steps above": len(above),
         "over": over,
         "highest ÷ budget": worst(row["used"] for row in above),
         "steps before refusal": before,
