@@ -52,8 +52,9 @@ of lengths costs about that: 5% of T5-large's tokens at 6,400 tokens a batch, 8%
 13,000 and 11% at 17,000; 0.4% to 0.7% of BERT-large's."""
 _SAME = 0.002
 """By this share another number of rows must raise the tokens a second."""
-_NEAR = 0.08
-"""If rows change by less than this share, the sampler keeps the old number."""
+_WORTH = 0.01
+"""By this share another number of rows must be better, or the sampler keeps the old
+one: what is left of an epoch pads more each time that it is cut into batches anew."""
 _UNFIT = -1e9
 _SAFE = 0.75
 """Share of the budget that a batch may be predicted to take if it is half as large
@@ -622,8 +623,7 @@ class BatchSampler(Sampler[list[int]]):
                 a_row = (whole - half) / (n - n // 2 if n > 1 else 0.5)
                 if whole + more * a_row < _SAFE * session.budget:
                     return min(n + more, int(most))
-        is_near = abs(n - old) < _NEAR * old and score(start) > _UNFIT
-        return old if is_near else n
+        return n if not old or score(at) > score(start) + _WORTH else old
 
 
 def _climb(score: Callable[[int], float], start: int, steps: Sequence[int]) -> int:
