@@ -46,10 +46,10 @@ _ROUND, _LONG_ROUND = 4, 64
 _OF_DRAWN = 4
 """A round has this fraction of all batches drawn so far: forecasts change less and
 less, and each table takes time of the host."""
-_DOUBLING = 0.05
-"""By this share a batch twice as large must raise the tokens a second. Padding of pairs
-of lengths costs about that: 5% of T5-large's tokens at 6,400 tokens a batch, 8% at
-13,000 and 11% at 17,000; 0.4% to 0.7% of BERT-large's."""
+_DOUBLING, _DOUBLING_OF_SEVERAL = 0.03, 0.05
+"""By this share a batch twice as large must raise the tokens a second. Padding of
+several lengths costs the second: 5% of T5-large's tokens at 6,400 tokens a batch, 8% at
+13,000 and 11% at 17,000, but 0.4% to 0.7% of BERT-large's."""
 _SAME = 0.002
 """By this share another number of rows must raise the tokens a second."""
 _WORTH = 0.01
@@ -86,8 +86,9 @@ class BatchSampler(Sampler[list[int]]):
     Each sample comes once an epoch. For each length the sampler chooses the number of
     rows that trains the most tokens a second, under the plan that `session` would make
     and with the time of the optimizer step. It takes a batch twice as large only if
-    that raises the tokens a second by 5%. (A step has a fixed time that more rows
-    share: the line of PAPAYA, see `mimose.predictors.MethodModel`.)
+    that raises the tokens a second by 3%, or with several lengths, which pad more, by
+    5%. (A step has a fixed time that more rows share: the line of PAPAYA, see
+    `mimose.predictors.MethodModel`.)
 
     The first batches are small, because the session has measured nothing yet: up to 8
     rows, and at most as many tokens as the longest sample. They grow as the session
@@ -593,6 +594,7 @@ class BatchSampler(Sampler[list[int]]):
             old: The rows of the last table; 0 for none.
         """
         tokens = sum(lengths.values()) or 1
+        doubling = _DOUBLING_OF_SEVERAL if len(lengths) > 1 else _DOUBLING
         most = min(self._max_rows or _GRID[-1], (self._max_tokens or math.inf) / tokens)
 
         def ask(n: int, budget: int | None = None, share: int = 1) -> Forecast:
@@ -607,7 +609,7 @@ class BatchSampler(Sampler[list[int]]):
                 return _UNFIT - n
             if found.seconds is None:  # recomputation costs more than rows gain
                 return math.log(n) * (1.0 if found.plan.extra_cost == 0.0 else -1.0)
-            return math.log(n / found.seconds) - _DOUBLING * math.log2(n)
+            return math.log(n / found.seconds) - doubling * math.log2(n)
 
         start = int(np.searchsorted(_GRID, old)) if old else 0
         at = _climb(score, start, (8, 4, 2, 1))
