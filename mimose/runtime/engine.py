@@ -130,6 +130,13 @@ class Snapshot(NamedTuple):
     """Whether a loss of the model can be computed by rows."""
 
 
+def _run_all(undo: list[Callable[[], None]]) -> None:
+    """Run each, the last first; what an interrupt breaks off runs again next time."""
+    while undo:
+        undo[-1]()
+        undo.pop()
+
+
 class Engine:
     """Makes the parts, and takes the model's forwards over until `end`.
 
@@ -154,7 +161,7 @@ class Engine:
         self.options = options
         self._ended: Snapshot | None = None
         self._patches: list[Any] = []
-        self._undo = contextlib.ExitStack()
+        self._undo: list[Callable[[], None]] = []
         self.device = only_device(model)
         settle_flags(self.device)
         self.ranks, self.later_waits = ranks, None
@@ -297,13 +304,17 @@ class Engine:
             if self.plans:
                 self.checks.raise_if_held(self.memory_limit.budget_bytes)
             self._meet()
-        self._undo.callback(self.memory_limit.drop_wall)
+        graphs = contextlib.ExitStack()
+        self._undo += (
+            self.memory_limit.drop_wall,
+            self.optimizers.remove,
+            graphs.close,
+        )
         self.optimizers.start()
-        self._undo.callback(self.optimizers.remove)
         if any(layer.is_compiled for layer in self.layers):
-            self._undo.enter_context(one_graph())
-        self.findings.on_compiled = lambda: self._undo.enter_context(one_graph())
-        self._finalizer = weakref.finalize(model, self._undo.close)
+            graphs.enter_context(one_graph())
+        self.findings.on_compiled = lambda: graphs.enter_context(one_graph())
+        self._finalizer = weakref.finalize(model, _run_all, self._undo)
         caching = caching_modules(model)
         if caching:
             warn_of_cache(caching)
@@ -342,7 +353,7 @@ class Engine:
         if self._patches:
             self._finalizer.detach()  # it would keep the meter's files open
         self._patches.clear()
-        self._undo.close()
+        _run_all(self._undo)
 
     def end(self) -> None:
         """Close everything, and hold the model no more. Harmless twice.
