@@ -549,7 +549,8 @@ def _learned(seed: int) -> str:
 
     def planned(rows: Collection[int], **options: Any) -> mimose.Session:
         torch.manual_seed(seed)
-        batches, how = [torch.randn(n, WIDTH) for n in rows], {**options, "refine": False}
+        batches = [torch.randn(n, WIDTH) for n in rows]
+        how = {**options, "refine": False}
         session = _Training(batches, _Fault(0), how).run().session
         assert session is not None
         gc.collect()
