@@ -1,4 +1,4 @@
-"""What an action is, and what it is given."""
+"""The interface of actions, and the arguments that they get."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from mimose.types import OnRecompute
 
 @dataclass(frozen=True, slots=True)
 class Probe:
-    """How a call is measured."""
+    """Measures a layer call."""
 
     trace: Trace
     index: int
-    """The call's, in the trace."""
+    """The index of the call in the trace."""
     gauge: Gauge
     """Counts what a run of the forward holds and computes."""
     inputs: list[Any]
-    """The tensors that the call is given."""
+    """The input tensors of the call."""
 
 
 class Invocation(NamedTuple):
-    """One call of a layer, in a step that trains."""
+    """One layer call in a training step."""
 
     layer: Layer
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     on_recompute: OnRecompute | None = None
-    """Has to see the forward run again, such as to count its FLOPs."""
+    """Runs in place of the recomputation, which it gets, such as to count its FLOPs."""
     is_whole: bool = False
-    """Whether a recomputation is to run to its end."""
+    """Whether a recomputation runs to its end."""
 
     def forward(self) -> Any:
         """Run the layer's own forward."""
@@ -41,20 +41,20 @@ class Invocation(NamedTuple):
 
 
 class Action(Protocol):
-    """What may happen to the activations of a call."""
+    """What may happen to the activations of a layer call."""
 
     spec: ActionSpec
 
-    def why_not(self, layer: Layer) -> str:
-        """Return why a layer cannot run under it, for the report; "" if it can."""
+    def why_not(self, layer: Layer) -> str | None:
+        """Return why a layer cannot run under it, for the report; None if it can."""
         ...
 
     def run(self, call: Invocation, probe: Probe | None) -> Any:
-        """Run the forward under the action; its backward is arranged for.
+        """Run the forward under the action, and prepare its backward.
 
         Args:
             call: The call.
-            probe: Measures it; None in a step that is not measured.
+            probe: Measures it; None if the step is not measured.
 
         Returns:
             What the layer returns.

@@ -1,11 +1,17 @@
-"""Saved tensors in fewer bits, or averaged over neighbours: actions that are lossy.
+"""Lossy actions: saved tensors in fewer bits, or averaged over neighbors.
 
-Which operation saves a tensor, and so what its backward reads it for, a mode tells that
-sees each call of a function. Where a gradient is smooth in a saved value it comes out a
-little off if that is a little off: such operations are named here. What others save
-stays as it is, for a small change may spoil it: results and sums of attention, say.
-A ReLU's backward asks whether its result is above zero, and a max-pool's for the sizes
-of its input; these take a bit an element or nothing, and stay exact.
+A mode that sees each call of a function knows which operation saves a tensor, and so
+for what its backward reads it. If the gradient is smooth in a saved value, a small
+error of the value makes a small error of the gradient: such operations are listed here.
+What other operations save is not changed, because a small error may make a large one:
+results and sums of attention, for example. The backward of a ReLU only asks whether its
+result is above zero, and that of a max-pool only for the sizes of its input. These take
+one bit an element, or nothing, and stay exact.
+
+Sources: `pool` averages inputs of convolutions and linear layers, as in
+"Backpropagation with Compressed Activations" (Barley and Fröning, arXiv:2409.11902).
+`quantize` holds saved tensors in few bits, as ActNN (Chen et al., ICML 2021) and GACT
+(Liu et al., ICML 2022) do.
 """
 
 from __future__ import annotations
@@ -34,16 +40,17 @@ _DTYPES = frozenset((torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 
 class Role(enum.Enum):
-    """What a backward reads a saved tensor for."""
+    """What the backward needs of a saved tensor."""
 
     WEIGHT = enum.auto()
-    """The gradient of the weight that it is multiplied with, and nothing else."""
+    """Its values, but only for the gradient of the weight that it was multiplied
+    with."""
     VALUE = enum.auto()
     """Its values, in which the gradient is smooth."""
     SIGN = enum.auto()
-    """Whether its elements are above zero: a ReLU's result."""
+    """Only whether its elements are above zero: the result of a ReLU."""
     SHAPE = enum.auto()
-    """Its sizes alone: a max-pool's input."""
+    """Only its sizes: the input of a max-pool."""
 
 
 # ------------------------------------------------------------- who saves a tensor now
@@ -58,7 +65,7 @@ _OF_ARGUMENTS = {
     **dict.fromkeys(("gelu", "silu", "elu", "mish", "softplus", "glu", "erf"), 1),
     "scaled_dot_product_attention": 3,
 }
-"""So many of their first arguments are saved, and read smoothly."""
+"""The number of first arguments that are saved, in which the gradient is smooth."""
 _OF_RESULTS = frozenset(("sigmoid", "tanh", "softmax"))
 _POWERS = frozenset(("pow", "__pow__"))
 
@@ -70,7 +77,7 @@ class Operation(NamedTuple):
     args: Sequence[Any]
 
     def role(self, tensor: torch.Tensor) -> Role | None:
-        """Return what a tensor that it saves is read for; None for what is fragile."""
+        """Return the role of a tensor that it saves; None if it must stay exact."""
         name, args = self.name, self.args
         if name == "addmm":
             return Operation("linear", args[1:]).role(tensor)
@@ -91,7 +98,7 @@ class Operation(NamedTuple):
         return Role.VALUE if any(_is_same(tensor, each) for each in own) else None
 
     def _operand_role(self, tensor: torch.Tensor) -> Role | None:
-        """Return that of the first argument, perhaps cast by autocast."""
+        """Return the role of the first argument, which autocast may have cast."""
         given, *others = self.args
         weights = [each for each in others if isinstance(each, torch.Tensor)]
         if isinstance(given, nn.Parameter):
@@ -105,7 +112,7 @@ class Operation(NamedTuple):
 
 
 def _is_same(tensor: torch.Tensor, given: object) -> bool:
-    """Whether a tensor lies in the storage of another, which is no weight."""
+    """Whether a tensor shares the storage of another one that is not a weight."""
     if not isinstance(given, torch.Tensor) or isinstance(given, nn.Parameter):
         return False
     one, other = tensor.untyped_storage(), given.untyped_storage()

@@ -336,7 +336,7 @@ class SavedTensorAction:
         """Return the same action for another session."""
         return SavedTensorAction(self.spec, self._prepare, host)
 
-    def why_not(self, layer: Layer) -> str:
+    def why_not(self, layer: Layer) -> str | None:
         """Return why nothing of a call can be packed."""
         return why_saved_is_hidden(layer)
 

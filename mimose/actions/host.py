@@ -1,28 +1,28 @@
-"""Storages that wait for their backward in the host's memory, within a budget.
+"""Holds storages in the host's memory until their backward, within a budget.
 
 Note: [Who waits for whom]
-On an accelerator with streams copies out and copies in have a stream each, and go on
-beside the computing:
+On an accelerator with streams, copies out and copies in have their own streams, and run
+beside the computation:
 
-- A copy out waits until the computing has made what it copies. What is copied lives
-  until the copy has ended, or until the computing stream waits for that end:
-  then whoever gets the memory next writes to it afterwards. That is where the call
-  ends: no plan counts with more.
-- The first storage of a call that a backward asks for has all of them sent for, the
-  last one first: plans count with as much.
-- A copy in waits for the copy out, and until the computing is done with whatever had
-  its memory before. The computing waits for it where the tensor is asked for, or where
-  it goes without having been.
+- A copy out waits until the computation has made the storage. The storage lives until
+  the copy has ended, or until the computing stream waits for that end, so that a later
+  owner of the memory writes to it afterwards. This is at the end of the call; no plan
+  assumes an earlier end.
+- When a backward needs the first storage of a call, all storages of the call are copied
+  back, the last one first. Plans assume that.
+- A copy in waits for the copy out, and for the computation that used its memory before.
+  The computation waits for the copy in when the tensor is needed, or when it is freed
+  without having been needed.
 
-So no tensor is recorded on another stream (``record_stream``), which would leave it to
-timing when its memory is free again. What is pinned is not freed under a copy by
-torch's own allocator.
+So no tensor is recorded on another stream (``record_stream``), where the time at which
+its memory is free again would depend on timing. Torch's allocator does not free pinned
+memory during a copy.
 
 Note: [Pieces]
-Torch's allocator of pinned memory keeps freed blocks for the next request, and
-rounds each request up to a power of two, up to twice of what is needed. So a storage is
-held in pieces that are powers of two already: 100 MiB in 64, 32 and 4. It also knows
-when a copy to or from a piece has ended, and lends no piece before.
+Torch's allocator of pinned memory keeps freed blocks for the next request, and rounds
+each request up to a power of two, up to twice the size. So a storage is held in pieces
+that are powers of two: 100 MiB in 64, 32 and 4. The allocator knows when a copy to or
+from a piece has ended, and reuses no piece before.
 """
 
 from __future__ import annotations

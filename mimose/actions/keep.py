@@ -21,10 +21,10 @@ class Keep:
 
     spec = KEEP
 
-    def why_not(self, layer: Layer) -> str:
+    def why_not(self, layer: Layer) -> str | None:
         """Return "": what can run at all can be kept."""
         del layer
-        return ""
+        return None
 
     def run(self, call: Invocation, probe: Probe | None) -> Any:
         """Run the forward; a first call tells what it changes."""
@@ -49,10 +49,10 @@ class Keep:
         return probe.trace.kept(probe.index, call.forward, probe.inputs, probe.gauge)
 
 
-def why_saved_is_hidden(layer: Layer) -> str:
-    """Return why what a call saves cannot be read tensor by tensor; "" if it can."""
+def why_saved_is_hidden(layer: Layer) -> str | None:
+    """Return why the tensors that a call saves cannot be listed; None if they can."""
     if layer.is_compiled:
         return "the tensors that compiled code saves cannot be listed"
     if top_saved_hooks(True) is not None:
         return "hooks of other code hold what it saves"
-    return ""
+    return None

@@ -69,20 +69,20 @@ _Kind: TypeAlias = tuple[torch.Size, torch.dtype, torch.device]
 
 
 class Recompute:
-    """Holds a call's inputs and outputs, and nothing of what is made in between."""
+    """Holds a call's inputs and outputs, and nothing of what it makes in between."""
 
     spec = RECOMPUTE
 
-    def why_not(self, layer: Layer) -> str:
-        """Return why a call cannot run again, where that shows before it runs."""
+    def why_not(self, layer: Layer) -> str | None:
+        """Return why a call cannot run again, if that is known before it runs."""
         del layer
         hooks = top_saved_hooks(False)
         if hooks is not None and is_from_checkpoint(hooks[0]):
             return "the model itself checkpoints it"
-        return ""
+        return None
 
     def run(self, call: Invocation, probe: Probe | None) -> Any:
-        """Run the forward; a first call tells what it changes."""
+        """Run the forward; a first call shows what it changes."""
         layer = call.layer
         found = layer.guard.enter()
         inputs = Inputs(call.args, call.kwargs)

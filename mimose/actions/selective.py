@@ -1,27 +1,34 @@
-"""Selective recomputation: what a layer's cheap operators saved goes, and is rebuilt.
+"""Selective recomputation: drops what a layer's cheap operators saved, and rebuilds it.
 
-After a layer's forward its part of autograd's graph is walked. What activations, norms,
-dropout, pools and products of tensors have saved is dropped by hooks on single nodes,
-and rebuilt in backward by running just these operators again on what is still there:
-what products of matrices, convolutions and attention have made stays. No module of the
+The idea to recompute only cheap operators is that of selective activation recomputation
+in Megatron-LM (Korthikanti et al., "Reducing Activation Recomputation in Large
+Transformer Models", 2022). There the operators are named by hand; here they are found
+in the autograd graph.
+
+After a layer's forward mimose walks its part of the graph. It drops what activations,
+norms, dropout, pools and products of tensors have saved, with hooks on single nodes. In
+the backward it rebuilds it by running just these operators again on tensors that still
+exist. The results of matrix products, convolutions and attention stay. No module of the
 layer is replaced, and no dispatch mode is needed.
 
-How to rebuild is found once for each kind of layer and graph, and written as plain
-data, a recipe: positions of nodes and names of what they saved. All that it rebuilds is
-compared bit by bit with what is there before anything goes, in the call that it was
-made of and in each layer's first measured call that has room for it. From then on the
-graph, and how its tensors lie, have to be alike; whatever else an operator takes is
-read from its node, and an epsilon from the module that owns the norm's weight.
+How to rebuild is found once for each kind of layer and graph, and stored as plain data,
+a
+recipe: positions of nodes and names of what they saved. Before anything is dropped,
+everything that the recipe rebuilds is compared bit by bit with the saved tensors: in
+the call for which it was made, and in each layer's first measured call with enough
+memory. After that the graph and the layout of its tensors must be the same. All other
+arguments of an operator are read from its node, and an epsilon from the module that
+owns the norm's weight.
 
 Note: [Positions]
-Nodes are numbered in the order of one walk from the outputs, and everything else speaks
-of numbers: a node would hold the graph, and the graph what was to be freed. Two calls
-whose graphs have equal signatures number the same nodes alike.
+Nodes are numbered in the order of one walk from the outputs, and all other data has
+these numbers: a node would keep the graph alive, and the graph the memory to be freed.
+In two calls whose graphs have equal signatures the same nodes have the same numbers.
 
 Note: [What is held]
-Hooks hold tensors without a graph, and no node: a graph that goes takes all of it
-along. Every tensor has its version beside it: what was edited since would be rebuilt to
-something else, which is an error and not a gradient.
+Hooks hold tensors without a graph, and no node, so a graph that is freed frees all of
+it. Each tensor is stored with its version: if it was edited, rebuilding would give
+other values, so that is an error.
 """
 
 from __future__ import annotations
@@ -76,22 +83,22 @@ from mimose.torch_private import (
 )
 
 _MOST_NODES = 4096
-"""A call with more is kept."""
+"""A call with more nodes is kept."""
 _MOST_KINDS = 256
 """Kinds of layers and graphs that are remembered."""
 _MOST_MADE = 64
-"""Recipes made for one layer; a layer that needs more drops nothing."""
+"""The most recipes for one layer; a layer that needs more drops nothing."""
 _NOISE_SAMPLE = 256
-"""Elements that tell dropout's noise from other tensors."""
+"""The number of elements that distinguishes dropout's noise from other tensors."""
 
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 """The kind of the node at which a parameter's gradient ends."""
 _BATCH_NORM = "NativeBatchNormBackward0"
 
 Edge: TypeAlias = "tuple[str, int, int]"
-"""What an operand is: ``("node", number, output)``, ``("input", which, 0)``,
-``("outside", 0, 0)`` for what neither was given nor made by the layer, or ``("", 0,
-0)`` where no gradient flows."""
+"""The origin of an operand: ``("node", number, output)``, ``("input", number, 0)``,
+``("outside", 0, 0)`` if the layer neither got nor made it, or ``("", 0, 0)`` if no
+gradient flows."""
 _NOWHERE: Edge = ("", 0, 0)
 _OUTSIDE: Edge = ("outside", 0, 0)
 _NO_SHAPE = torch.Size(())
@@ -117,25 +124,25 @@ class Slot(NamedTuple):
 
 
 class Ran:
-    """A call of a layer that has just run, nothing dropped yet.
+    """A layer call that has just run, with nothing dropped yet.
 
     Args:
         module: The layer.
-        given: The tensors that it was given, each with its path among the arguments.
-        outputs: What it returned that has a graph.
-        edited: Those of the inputs, by number, that were changed in place meanwhile.
-        began: The sequence number when it was entered: older nodes are not its own.
+        given: Its input tensors, each with its path among the arguments.
+        outputs: Its outputs that have a graph.
+        edited: The numbers of inputs that were edited in place.
+        began: The sequence number at its entry; older nodes do not belong to it.
 
     Raises:
         LookupError: It has too many nodes.
 
     Attributes:
-        module: The same.
-        inputs: The tensors that it was given.
-        outputs: The same.
-        nodes: Its nodes, by position: Note: [Positions].
-        kinds: Theirs.
-        edges: By node, where its operator's operands come from.
+        module: The layer.
+        inputs: Its input tensors.
+        outputs: Its outputs that have a graph.
+        nodes: Its nodes: Note: [Positions].
+        kinds: The kinds of its nodes.
+        edges: For each node the origins of its operator's operands.
     """
 
     def __init__(
@@ -181,7 +188,7 @@ class Ran:
         return tuple(edges)
 
     def _enter(self, node: Any, began: int) -> bool:
-        """Give a node its number; return whether it is the layer's own."""
+        """Number a node; return whether it belongs to the layer."""
         if node in self._number:
             return True
         kind = _KINDS.get(type(node)) or _kind_of(node)
@@ -193,12 +200,12 @@ class Ran:
         return True
 
     def value_of(self, tensor: torch.Tensor) -> Value | None:
-        """Return who made a tensor, if that is a node of the layer."""
+        """Return the output of a node of the layer that a tensor is, if it is one."""
         number = self._number.get(tensor.grad_fn)
         return None if number is None else Value(number, tensor.output_nr)
 
     def weight_of(self, node: int) -> torch.Tensor | None:
-        """Return the weight that a norm is given, as a module owns it; None without."""
+        """Return the weight of a norm, as its module owns it; None without a weight."""
         kind, number, _ = self.edges[node][1]
         if kind == "node" and self.kinds[number] == ACCUMULATE:
             weight: torch.Tensor = self.nodes[number].variable
@@ -209,7 +216,7 @@ class Ran:
         return None
 
     def signature(self) -> tuple[object, ...]:
-        """Return what must be equal for positions to mean the same."""
+        """Return what must be equal so that positions have the same meaning."""
         pairs = tuple(zip(self.kinds, self.edges, strict=True))
         return type(self.module), pairs, self._edited, self._paths
 
@@ -1058,7 +1065,7 @@ class Selective:
         del host
         return Selective(self.spec)
 
-    def why_not(self, layer: Layer) -> str:
+    def why_not(self, layer: Layer) -> str | None:
         """Return why nothing of a call can be dropped."""
         return why_saved_is_hidden(layer)
 

@@ -213,19 +213,20 @@ class LayerCalls:
             raise NotRecomputableError({layer.index: layer.name}, _FORBIDS) from error
 
     def _chosen(self, name: str, layer: Layer) -> str:
-        """Return the action of a call, now that it is made, where it is.
+        """Return the action of a call, when it runs.
 
-        What refuses a layer is not chosen for it again; the least stands in for it.
+        An action that cannot run the layer is not chosen for it again; the safest
+        action replaces it.
         """
         if layer.is_kept:
             return self._first
-        why = _surroundings(layer)
-        if why:
+        why = _why_not_again(layer)
+        if why is not None:
             layer.keep(why)
             return self._first
         if name not in layer.excluded:
             why = self._actions[name].why_not(layer)
-            if not why:
+            if why is None:
                 return name
             if name == self._least:
                 layer.keep(why)
@@ -371,10 +372,10 @@ def estimated_flops(
     return 2 * weights * max(rows, default=0)
 
 
-def _surroundings(layer: Layer) -> str:
-    """Return where a call is made that cannot run again in its backward; "" if it can.
+def _why_not_again(layer: Layer) -> str | None:
+    """Return why a call cannot run again in its backward; None if it can.
 
-    What is around it has ended by then, or does not bear hooks of saved tensors.
+    The context of the call has ended by then, or forbids hooks on saved tensors.
     """
     if top_transform() is not None:
         return "it is called inside a transform of torch.func"
@@ -386,7 +387,7 @@ def _surroundings(layer: Layer) -> str:
         map(parametrize.is_parametrized, layer.module.modules())
     ):
         return "it is called inside parametrize.cached()"
-    return ""
+    return None
 
 
 def _has_gradients(module: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:

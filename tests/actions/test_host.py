@@ -31,7 +31,7 @@ def test_sizes_and_shares(given, expected):
 @pytest.mark.parametrize(
     ("given", "free", "match"),
     [
-        (None, None, "host_budget.*does not tell"),
+        (None, None, "host_budget.*is not known"),
         ("+1GiB", 8 * GIB, "host_budget.*relative"),
         ("lots", 8 * GIB, "host_budget.*'lots' is not a size"),
     ],
@@ -47,7 +47,7 @@ def test_a_model_on_the_host(toys):
     model = toys.chain(2)
     with pytest.raises(ValueError, match="'offload'"):
         mimose.attach(model, "1TiB", actions=("keep", "offload", "recompute"))
-    with pytest.raises(BudgetError, match="on the host itself"):
+    with pytest.raises(BudgetError, match="itself is on the host"):
         mimose.attach(model, "1TiB", actions="all", host_budget="1GiB")
     with mimose.attach(model, "1TiB", actions="all") as session:
         assert session.summary().host is None

@@ -66,7 +66,7 @@ def test_a_table_whose_edits_nobody_counts_is_kept():
     whys = session.summary().kept_units
     assert {f"blocks.{i}" for i in range(3)} == set(whys)
     assert all(
-        "holds 'table', made under torch.inference_mode" in w for w in whys.values()
+        "'table' was made under torch.inference_mode" in w for w in whys.values()
     )
 
 
