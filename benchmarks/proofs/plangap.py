@@ -53,7 +53,6 @@ def judge(rows: Sequence[Row], *, is_timed: bool = False) -> common.Verdict:
     gaps = [row["gap"] for row in rows if row["gap"] is not None]
     millis = [1e3 * row["seconds"] for row in rows]
     line = {
-        "of them": len(rows),
         "gap mean": percent(mean(gaps), 3),
         "gap max": percent(worst(gaps)),
         "proved": sum(row["is_proved"] for row in rows),
