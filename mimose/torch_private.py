@@ -553,3 +553,11 @@ def are_parametrizations_cached() -> bool:
     Public is what turns it on; no thread about a way to ask was found.
     """
     return bool(parametrize._cache_enabled)
+
+
+def cached_parametrizations() -> dict[tuple[int, str], Any]:
+    """Return what ``parametrize.cached()`` has computed so far, to forget some of it.
+
+    Public is what turns it on; no thread about a way to ask was found.
+    """
+    return parametrize._cache

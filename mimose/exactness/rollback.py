@@ -22,7 +22,12 @@ from mimose.exactness.side_effects import (
     saved_random_state,
     tensor_slots,
 )
-from mimose.torch_private import buffers_of, submodules_of, version_of
+from mimose.torch_private import (
+    buffers_of,
+    cached_parametrizations,
+    submodules_of,
+    version_of,
+)
 
 _READ = operator.methodcaller("read")
 _SMALL = 4096
@@ -63,6 +68,7 @@ class Snapshot:
             is_wide: Whether to save all tensors that might change.
         """
         self._restore_random = saved_random_state(self._devices)
+        self._computed = set(cached_parametrizations())
         self._drawn = list(map(_READ, self._generators))
         if self._state is None or not self._state.is_now():
             self._state, self._versions = State(self._tables), None
@@ -85,6 +91,9 @@ class Snapshot:
         self._state.put()
         for slot, state in self.saved.states:
             slot.restore(state)
+        computed = cached_parametrizations()  # they change buffers as they are computed
+        for key in set(computed) - self._computed:
+            del computed[key]
 
 
 class Rollback:

@@ -6,6 +6,7 @@ import logging
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 import mimose
 from mimose.memory.out_of_memory import is_out_of_memory
@@ -130,6 +131,23 @@ def test_out_of_memory_in_forward(toys, meter, planner, caplog):
     assert "step 5" in caplog.text
     assert "runs again with everything recomputed" in caplog.text
     assert 1 == session.summary().retries
+
+
+def test_cached_parametrizations_are_computed_again(toys, meter):
+    """Buffers change as a weight is computed, and are put back with the cache."""
+    model = _hungry(toys)
+    for block in model.blocks:
+        parametrizations.spectral_norm(block.linear)
+    bare = copy.deepcopy(model)
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        for trained in (bare, model):
+            trained.blocks[2].counts["failures"] = int(trained is model)
+            torch.manual_seed(3)
+            with parametrize.cached():
+                trained(toys.inputs()).backward()
+        assert 1 == session.summary().retries
+    for trained, expected in zip(model.buffers(), bare.buffers(), strict=True):
+        assert torch.equal(expected, trained)
 
 
 def test_out_of_memory_twice_is_the_users(toys):
