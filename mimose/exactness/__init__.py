@@ -1,5 +1,5 @@
-"""May it run twice? What a layer changes, reads and draws besides its arguments.
+"""Decides whether a layer may run twice: what it changes, reads and draws.
 
-In comes a layer with one of its calls; out go what has to be put back around its
-recomputation, or the reason why it has to be kept.
+The input is a layer with one of its calls. The output is the state to restore around
+its recomputation, or the reason why the layer must be kept.
 """

@@ -1,17 +1,17 @@
-"""A call compared with its recomputation; what follows from where they differ.
+"""Compares a call with its recomputation, and decides what a difference means.
 
 Note: [Run again]
-A layer that reads untracked state (an object that it owns, a global) returns
-something else when it is run again. So its first output is compared with the first
-recomputation's, to the bit. No forward is run for that; what it finds comes after the
-step in which it happened, and is kept from the next on.
+If a layer reads untracked state (an object that it owns, a global), its second run may
+return something else. So its first output is compared with that of the first
+recomputation, bit by bit. This needs no extra forward. The result is known after the
+step; a layer that differs is kept from the next step on.
 
 Note: [In any order]
-An accelerator's kernels may add in any order, and so return other bits each time. There
-a layer that differed is recomputed twice, the next time it is recomputed at all, from
-the same state. Where both agree with each other and not with the forward, it reads
-untracked state. Else its kernels are not deterministic: it is recomputed all the same,
-but the report says that it is not exact.
+Kernels of an accelerator may add in any order, so their bits may differ from run to
+run. If a layer on an accelerator differed, its next recomputation runs twice, from the
+same state. If the two runs agree with each other but not with the forward, the layer
+reads untracked state. Otherwise its kernels are not deterministic: the layer is still
+recomputed, but the report says that it is not exact.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from mimose.torch_private import next_sequence_number
 from mimose.types import OnRecompute
 
 _GROUPS = 16
-"""Sums of a tensor's words, held until the backward: an exchange within one of them is
-not seen."""
+"""Number of sums of a tensor's words, held until the backward. If words within one
+group change places, that is not noticed."""
 
 
 class Fingerprint(NamedTuple):
-    """Numbers that differ where a bit of an output does, most likely."""
+    """Checksums of an output's tensors."""
 
     kinds: list[tuple[torch.Size, torch.device]]
     sums: list[torch.Tensor]
-    """Of each tensor's bits, on its device."""
+    """Those of each tensor's bits, on its device."""
 
     @classmethod
     def of(cls, output: Any) -> Fingerprint | None:
-        """Return an output's; None where it cannot be read."""
+        """Return the checksums of an output; None if it cannot be read."""
         tensors = list(tensors_in(output))
         if not all(map(is_plain, tensors)):
             return None
@@ -52,11 +52,11 @@ class Fingerprint(NamedTuple):
 
     @property
     def is_on_cpu(self) -> bool:
-        """Whether no accelerator had a part in it that shows."""
+        """Whether all tensors are on the CPU."""
         return all(total.is_cpu for total in self.sums)
 
     def differences(self, other: Fingerprint) -> list[torch.Tensor]:
-        """Return flags, of which one is true where another is not the same."""
+        """Return flags; one is true if the other fingerprint differs."""
         if self.kinds != other.kinds:
             return [torch.tensor(True)]
         pairs = zip(self.sums, other.sums, strict=True)
@@ -64,9 +64,9 @@ class Fingerprint(NamedTuple):
 
 
 def _sums(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum up a tensor's words in a few groups: a sum of all is blind to their order.
+    """Sum a tensor's words in a few groups, because one sum ignores their order.
 
-    Words of 8 bytes are summed up where they are; of narrower ones torch makes a copy.
+    Words of 8 bytes are summed in place; torch would copy narrower ones.
     """
     flat = bits(tensor.contiguous()).flatten()
     size = flat.element_size()
@@ -79,15 +79,15 @@ def _sums(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Comparison:
-    """One call of a layer, to be compared with its recomputation.
+    """Compares one call of a layer with its recomputation.
 
     Args:
-        layer: The layer. If it is suspect, it is recomputed twice.
+        layer: The layer. If `is_doubted` is set, its recomputation runs twice.
     """
 
     def __init__(self, layer: Layer) -> None:
         self._layer = layer
-        # A run that other ranks take no part in would wait for them.
+        # An extra run would wait for other ranks, which do not run it.
         self._runs_twice = layer.is_doubted and not layer.waits
         self._seen: Fingerprint | None = None
 
@@ -96,10 +96,10 @@ class Comparison:
         self._seen = Fingerprint.of(output)
 
     def compared(self, on_recompute: OnRecompute | None) -> OnRecompute:
-        """Return another `on_recompute`, which compares.
+        """Return an `on_recompute` that also compares.
 
         Args:
-            on_recompute: The one that there would be.
+            on_recompute: The one to wrap; None for none.
         """
 
         def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
@@ -170,7 +170,7 @@ class Comparison:
 
 
 def _trial(forward: Callable[[], Any]) -> Fingerprint | None:
-    """Recompute once more, and have nothing of it counted as saved."""
+    """Recompute once more, without counting its saved tensors."""
     with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, _same):
         return Fingerprint.of(forward())
 

@@ -1,8 +1,8 @@
 """Deferred device checks: flags that the host reads all at once, after the step.
 
-Reading a number makes the host wait until the accelerator has done all it was given. So
-what a step checks is read when its backward has ended: one wait, however many
-checks; and none where there are none.
+To read a number from an accelerator, the host waits until all queued work is done. So
+the flags of a step are read together at the end of its backward: one wait for all
+checks, none if there are no checks.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class DeviceChecks:
     """Flags on a device, read later.
 
     Attributes:
-        deferred: Flags that were not read yet, and what takes their values.
+        deferred: Flags not read yet, and the functions that take their values.
     """
 
     def __init__(self) -> None:
@@ -30,11 +30,11 @@ class DeviceChecks:
     def defer(
         self, flags: Sequence[torch.Tensor], then: Callable[[Answers], None]
     ) -> None:
-        """Read flags after the step; where all are on a CPU, at once.
+        """Read flags after the step; at once if all are on a CPU.
 
         Args:
             flags: Tensors of one truth value each.
-            then: Is called with their values.
+            then: Called with their values.
         """
         if all(flag.is_cpu for flag in flags):
             then(list(map(bool, flags)))
@@ -42,7 +42,7 @@ class DeviceChecks:
             self.deferred.append((flags, then))
 
     def read(self) -> None:
-        """Read all flags that were deferred since the last time."""
+        """Read all deferred flags."""
         deferred, self.deferred = self.deferred, []
         if not deferred:
             return
@@ -52,7 +52,7 @@ class DeviceChecks:
 
 
 def _values(flags: Sequence[torch.Tensor]) -> Answers:
-    """Read flags from wherever they are, from accelerators by one copy."""
+    """Read flags from any device, those of accelerators with one copy."""
     away = [index for index, flag in enumerate(flags) if not flag.is_cpu]
     device = flags[away[0]].device
     stacked = torch.stack([flags[i].to(device, non_blocking=True) for i in away])

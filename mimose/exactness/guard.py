@@ -1,23 +1,22 @@
-"""What a recomputation has to find as its forward did.
+"""Makes a recomputation find the layer's state as its forward found it.
 
 Note: [As a call finds it]
 A layer reads its attributes (a dropout's ``p``, a flag, a list), modules, weights,
-buffers and hooks when its forward runs, and again when it is recomputed. Between the
-two other code may have set another value; and a recomputation that ends early may leave
-one that the rest of the forward would have set back. All of these are values in
-dictionaries. So what is in them is noted as a call enters, by identity, and of lists,
-dicts and sets the content as well; where it is another by then it is set again for the
-recomputation, and behind it what was there before is put back. So are the attributes
-of plain objects that layers hold, such as a configuration. As long as nothing changes
-one note serves all calls.
+buffers and hooks when its forward runs, and again when it is recomputed. Other code may
+change them between the two. A recomputation that ends early may also leave a value that
+the rest of the forward would have reset. All of these are values in dictionaries. So
+the guard records them when a call enters: all values by identity, and the content of
+lists, dicts and sets as well. If a value has changed by the recomputation, the guard
+restores it for the recomputation, and afterwards puts back the newer value. The same
+holds for attributes of plain objects that layers hold, such as a configuration. While
+nothing changes, one record serves all calls.
 
-What is noted is held until the backward. So a call is kept whose layer has hooks inside
-that were not there in its last one: what they collect may lead back to the graph that
-holds the note, for good.
+The record is held until the backward. If modules inside the layer have hooks that were
+not there in the last call, the call is kept: what these hooks collect may refer to the
+graph that holds the record, a cycle that is never freed.
 
-A tensor that is replaced is put back like any other value. One that is edited in place
-cannot be: the recomputation is refused. What is written through ``.data`` cannot be
-seen.
+A tensor that is replaced is restored like any other value. If one was edited in place,
+the recomputation raises an error. Writes through ``.data`` cannot be detected.
 """
 
 from __future__ import annotations
@@ -51,7 +50,7 @@ if TYPE_CHECKING:
     from mimose.exactness.layer import Layer
 
 Key: TypeAlias = tuple[int, str]
-"""Where a tensor is: its table, by identity, and its name in it."""
+"""The place of a tensor: its table, by identity, and its name there."""
 
 _INTERNAL = frozenset(vars(nn.Module()))
 """Attributes of a module that are torch's own tables."""
@@ -59,11 +58,11 @@ _LEARNS = operator.attrgetter("requires_grad")
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
 _CONTAINERS = frozenset((list, set, deque, *_DICTS))
 MOST_ITEMS = 10_000
-"""Of a container whose content is noted: to read dicts of 50,000 in three layers took
-230 ms a step."""
+"""Containers with more items are not recorded: to read dicts of 50,000 in three layers
+took 230 ms a step."""
 _MOST_OF_OBJECTS = 256
-"""The same of containers that objects hold, such as a configuration's, which all layers
-have in common and read in each call: a thousand labels take 60 µs."""
+"""The same for containers that plain objects hold. All layers may share one, such as a
+configuration, and read it in each call: a thousand labels take 60 µs."""
 _NO_OBJECTS = (
     torch.Tensor,
     nn.Module,
@@ -73,23 +72,22 @@ _NO_OBJECTS = (
     type,
 )
 _WITH_GRAPH: Any = object()
-"""In place of a tensor with a graph, through which a chain of steps would stay alive.
-"""
+"""Stands for a tensor with a graph, which would keep a chain of steps alive."""
 
 
 class State:
-    """What is in some dictionaries now: Note: [As a call finds it].
+    """The content of some dictionaries now: Note: [As a call finds it].
 
     Args:
         tables: The dictionaries.
-        others: Tensors that belong to it, and are not in them.
+        others: More tensors that belong to the state.
 
     Attributes:
-        tables: The same.
+        tables: The dictionaries.
         tensors: All tensors in them, by place.
-        trouble: Why what reads this may not run again; "" where it may.
-        has_graph: Whether a tensor was made of others. Weights may be, that are lent to
-            one call; an attribute may be what the layer itself has made.
+        trouble: Why a layer that reads this may not run again; "" if it may.
+        has_graph: Whether a tensor has a `grad_fn`: weights made for one call, or an
+            attribute that the layer itself computed.
     """
 
     def __init__(
@@ -115,7 +113,7 @@ class State:
     def _note(
         self, table: dict[str, Any], copied: dict[str, Any], name: str, value: Any
     ) -> None:
-        """Record one value: of the tensors in it, and of its content."""
+        """Record the tensors in one value, and its content."""
         is_container, is_modules = type(value) in _CONTAINERS, "training" in copied
         most = MOST_ITEMS if is_modules else _MOST_OF_OBJECTS
         if is_container and _has_at_most(most, value):
@@ -138,7 +136,7 @@ class State:
                 self.tensors[id(table), key] = tensor
 
     def is_now(self) -> bool:
-        """Whether all of it is there still."""
+        """Whether the dictionaries still hold the same."""
         found = list(chain.from_iterable(map(dict.values, self.tables)))
         return (
             len(found) == len(self._values)
@@ -148,7 +146,7 @@ class State:
         )
 
     def put(self) -> None:
-        """Put all of it there."""
+        """Restore the dictionaries."""
         for table, before in zip(self.tables, self._copies, strict=True):
             for name in table.keys() - before.keys():
                 del table[name]
@@ -167,7 +165,7 @@ class State:
                 tensor.requires_grad_(learns)
 
     def watched(self, left_out: Collection[Key]) -> list[torch.Tensor]:
-        """Return the tensors that nothing may edit, with all but those left out."""
+        """Return the tensors that nothing may edit: all but those left out."""
         if self._watched is None or self._watched[0] is not left_out:
             found = [t for key, t in self.tensors.items() if key not in left_out]
             self._watched = left_out, found
@@ -194,7 +192,7 @@ def _has_at_most(most: int, container: Any) -> bool:
 
 
 def _copied(value: Any) -> Any:
-    """Copy containers, and those inside; nothing else."""
+    """Copy containers and those inside, but not their items."""
     kind = type(value)
     if kind is tuple:
         return tuple([_copied(item) for item in value])
@@ -210,7 +208,7 @@ def _copied(value: Any) -> Any:
 
 
 def _fill(container: Any, content: Any) -> None:
-    """Have a container hold again what it held."""
+    """Restore the content of a container."""
     container.clear()
     if isinstance(container, (list, deque)):
         container.extend(content)
@@ -246,13 +244,13 @@ def _own_attributes(value: object) -> dict[str, Any] | None:
 
 
 def state_of_layer(modules: tuple[nn.Module, ...]) -> State:
-    """Record all that a layer reads.
+    """Record everything that a layer reads.
 
-    In the tables of FSDP groups inside, whole weights and sharded ones take turns; what
-    stays are the sharded ones, which an optimizer changes.
+    FSDP puts whole and sharded weights by turns into the tables of its modules. So for
+    FSDP groups inside, the sharded weights are recorded, which an optimizer changes.
 
     Args:
-        modules: The layer, and those inside.
+        modules: The layer and the modules inside it.
     """
     sharded: dict[int, list[torch.Tensor]] = {}
     for inner in modules[1:]:
@@ -272,7 +270,8 @@ def state_of_layer(modules: tuple[nn.Module, ...]) -> State:
 
 
 def _dicts(tables: Iterable[Any]) -> list[dict[str, Any]]:
-    """Leave out those of scripted modules, which are none and cannot change."""
+    """Leave out the tables of scripted modules, which are not dicts and cannot change.
+    """
     return [table for table in tables if isinstance(table, dict)]
 
 
@@ -282,21 +281,21 @@ def _hooks_inside(modules: Iterable[nn.Module]) -> list[Any]:
 
 
 class Found(NamedTuple):
-    """What a call has found as it began: Note: [As a call finds it]."""
+    """The state that a call found when it began: Note: [As a call finds it]."""
 
     state: State
     tensors: list[torch.Tensor]
-    """Those that nothing may edit before its recomputation."""
+    """Tensors that nothing may edit before the recomputation."""
     versions: list[int]
 
     @property
     def are_edited(self) -> bool:
-        """Whether one of them was edited since."""
+        """Whether a tensor was edited since."""
         return list(map(version_of, self.tensors)) != self.versions
 
 
 class ModuleGuard:
-    """Makes a recomputation find what its forward did: [As a call finds it].
+    """Restores a layer's state for its recomputations: [As a call finds it].
 
     Args:
         layer: The layer.
@@ -306,14 +305,14 @@ class ModuleGuard:
         self._layer = layer
         self._last: State | None = None
         self._hooks: list[weakref.ref[Any]] = []
-        """Those inside, as of the last call."""
+        """Hooks on modules inside, in the last call."""
         self.has_new_hooks = False
-        """Whether the call that has entered last has found others among them."""
+        """Whether the last call found new hooks."""
 
     def enter(self) -> Found:
-        """Return what a call finds that begins now.
+        """Return the state that a call finds that begins now.
 
-        Its layer is notified if it consists of others than before.
+        If the layer's modules or tensors have changed, the layer is notified.
         """
         state, self.has_new_hooks = self._last, False
         if state is None or not state.is_now():
@@ -329,18 +328,18 @@ class ModuleGuard:
         return self.left(state)
 
     def left(self, state: State) -> Found:
-        """Return what a call has found, by what is known of it as it has run."""
+        """Return a state with the tensors that nothing may edit, and their versions."""
         tensors = state.watched(self._layer.changing)
         return Found(state, tensors, list(map(version_of, tensors)))
 
     @contextlib.contextmanager
     def as_found(self, found: Found, *, has_run: bool) -> Iterator[None]:
-        """Be for a while as a call has found it; put back what is there now.
+        """Restore the state that a call found; put back today's state afterwards.
 
         Args:
-            found: What it has found.
-            has_run: Whether it has run to its end. A layer that takes a gradient in its
-                forward has itself recomputed before.
+            found: The state that the call found.
+            has_run: Whether the call has ended. It has not if the layer takes a
+                gradient in its forward, and so is recomputed within it.
 
         Raises:
             ChangedWeightsError: A tensor was edited since.

@@ -1,4 +1,4 @@
-"""A module planned for: what its calls change, and where the running step stands."""
+"""A layer: what its calls change, and their actions in the running step."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _FILLS_LATER = "RreluWithNoiseBackward"
 
 
 def note_shared_weights(layers: Sequence[Layer]) -> None:
-    """Tell layers that have a weight in common."""
+    """Mark layers that have a weight in common."""
     owners: dict[int, set[int]] = {}
     for layer in layers:
         for weight in layer.module.parameters():
@@ -40,21 +40,21 @@ def note_shared_weights(layers: Sequence[Layer]) -> None:
 
 
 class Layer:
-    """A module planned for, and where its calls stand in the running step.
+    """A module that plans decide about, and its calls in the running step.
 
     Note: [Where a recomputation may end]
-    A recomputation ends as the last tensor that is needed is saved, in the midst of an
-    operator. Torch's RReLU saves its noise first and fills it afterwards: a layer that
-    runs it is run to its end. It is known by its name in the graph, which is looked at
-    once for each number of tensors that calls save: another number is another way
-    through the layer.
+    A recomputation ends when the last needed tensor is saved, in the middle of an
+    operator. Torch's RReLU saves its noise first and fills it afterwards, so a layer
+    with RReLU runs to its end. RReLU is found by its name in the graph. The graph is
+    read once for each number of tensors that calls save, because another number means
+    another path through the layer.
 
     Args:
         index: Its place among the layers.
         name: Its qualified name.
         module: The module.
-        findings: Records what is found of it.
-        device_checks: Read what only an accelerator knows, when the step has ended.
+        findings: Records what is found about it.
+        device_checks: Read flags on an accelerator after the step.
     """
 
     def __init__(
@@ -71,30 +71,31 @@ class Layer:
         self._findings = findings
         self.device_checks = device_checks
         self.slots: tuple[TensorSlot, ...] = ()
-        """Places of tensors that its forward changes, as its calls have shown."""
+        """Places of tensors that its calls were seen to change."""
         self.changing: Collection[Key] = frozenset()
         """Their keys."""
         self.is_known = False
-        """Whether a call has shown it in the present mode."""
+        """Whether a call in the present mode has shown what it changes."""
         self.is_compared = False
         """Whether a recomputation was compared with its call in the present mode."""
         self.is_doubted = False
-        """Whether it differed, and the next one is to tell why."""
+        """Whether a recomputation differed; the next one shows why."""
         self.runs_to_end = False
         """Whether its recomputations may not end early."""
         self._ways: set[int] = set()
         """Numbers of tensors that its calls have saved."""
         self.excluded: set[str] = set()
-        """Actions that it may not run under."""
+        """Actions that it must not use."""
         self.actions: tuple[str, ...] = ()
-        """Under the running step's plan, by call."""
+        """The running step's actions, by call."""
         self.n_straight = 0
-        """So many of its first calls are simply kept, unless the step is measured."""
+        """Number of first calls that are kept without bookkeeping, unless the step is
+        measured."""
         self.n_calls = 0
         self._n_new_hooks = 0
         self.forward: Callable[..., Any] = module.forward
         self.waits = False
-        """Whether its forward waits for other ranks: its actions are agreed."""
+        """Whether its forward waits for other ranks, so that ranks agree on actions."""
         self.shares_weights = False
         """Whether another layer has one of its weights."""
         self._layout: object = None
@@ -103,11 +104,11 @@ class Layer:
         self.guard.enter()
 
     def plan(self, actions: tuple[str, ...], kept: str) -> None:
-        """Take the actions of the calls to come, none of which was made.
+        """Set the actions of a step's calls, before the first call.
 
         Args:
             actions: By call.
-            kept: The action that does nothing.
+            kept: The name of `keep`.
         """
         self.actions, self.n_calls, self.n_straight = actions, 0, 0
         if self.is_known:
@@ -115,14 +116,14 @@ class Layer:
             self.n_straight = next(is_other, len(actions))
 
     def take_over(self, forward: Callable[..., Any]) -> None:
-        """Record its original forward, now that another is in place."""
+        """Record its original forward, which has been replaced."""
         self.forward = forward
 
     # --------------------------------------------------------------- what may not be
 
     @property
     def is_kept(self) -> bool:
-        """Whether it turned out that it cannot be recomputed."""
+        """Whether it was found that it cannot be recomputed."""
         return self.name in self._findings.kept
 
     def keep(self, why: str) -> None:
@@ -130,10 +131,10 @@ class Layer:
         self._findings.keep(self, why)
 
     def keep_alike(self, why: str) -> None:
-        """Never recompute it again, nor those that are built as it is.
+        """Never recompute it again, nor layers that are built like it.
 
-        Where it was recomputed well before, the cause is in this call, and not in how
-        it is built.
+        If an earlier recomputation was right, the cause is in this call and not in how
+        the layer is built: then only this layer is kept.
         """
         if self.is_compared:
             self._findings.keep(self, why)
@@ -141,11 +142,11 @@ class Layer:
             self._findings.keep_alike(self, why)
 
     def fail(self, why: str, cause: Exception | None = None) -> NoReturn:
-        """Raise the error of a recomputation that is not as its forward was.
+        """Raise the error of a recomputation that differs from its forward.
 
         Args:
             why: What happened.
-            cause: What it raised, if it did.
+            cause: The exception that it raised, if any.
 
         Raises:
             RecomputationError: Always.
@@ -159,18 +160,18 @@ class Layer:
         raise RecomputationError(msg) from cause
 
     def note_new_hooks(self) -> None:
-        """Record a call that is kept for its hooks; a few are for good."""
+        """Record a call that is kept for new hooks; after a few, keep the layer."""
         self._n_new_hooks += 1
         if self._n_new_hooks > _MOST_NEW_HOOKS:
             self.keep("hooks on modules inside it change from call to call")
 
     def exclude(self, action: str, why: str) -> None:
-        """Never run it under an action again."""
+        """Never use an action for it again."""
         self.excluded.add(action)
         self._findings.exclude(self, action, why)
 
     def note_inexact(self, why: str) -> None:
-        """Record that it is recomputed, but not to the bit."""
+        """Record that it is recomputed, but not bit for bit."""
         self._findings.note_inexact(self, why)
 
     # ---------------------------------------------------------------- what calls tell
@@ -178,14 +179,14 @@ class Layer:
     def learn(self, first: FirstCall) -> str:
         """Record what a first call has changed.
 
-        Whether a tensor on an accelerator has changed without a new version is clear
-        when the step has ended; until then it counts as one that changes.
+        If a tensor on an accelerator has no new version, only a deferred device check
+        shows whether it changed. Until then it counts as changed.
 
         Args:
-            first: The call, run once.
+            first: The call, which has run once.
 
         Returns:
-            Why it may not be recomputed; empty where it may.
+            Why it may not be recomputed; "" if it may.
         """
         changed, asked = first.changed()
         unclear = [slot for slot, _ in asked]
@@ -206,7 +207,7 @@ class Layer:
         self.changing = frozenset(slot.key for slot in self.slots)
 
     def may_change(self) -> tuple[TensorSlot, ...]:
-        """Return the places that it changes; until a call has shown them, all."""
+        """Return the places that it changes; all places until a call has shown them."""
         if self.is_known or self.is_kept:
             return self.slots
         return (*self.slots, *tensor_slots(self.module.modules()))
@@ -216,25 +217,25 @@ class Layer:
         self.is_doubted, self.is_compared = is_doubted, not is_doubted
 
     def note_read(self, given: Given) -> None:
-        """Record the inputs of a call that will run again."""
+        """Record the inputs of a call that will be recomputed."""
         self._findings.read.append((self, given))
 
     def note_impure(self, why: str) -> None:
-        """Record that it turned out, in the running step, that it may not."""
+        """Record that the running step showed that it must not be recomputed."""
         self._findings.impure[self] = why
 
     def note_compiled(self) -> None:
-        """Record that a call has shown that it runs compiled code."""
+        """Record that a call ran compiled code."""
         self.is_compiled = True
         self._findings.on_compiled()
 
     def note_way(self, n_saved: int, output: object, began: int) -> None:
-        """Record the way of a call: see Note: [Where a recomputation may end].
+        """Record a call's path: see Note: [Where a recomputation may end].
 
         Args:
-            n_saved: How many tensors it has saved.
+            n_saved: Number of tensors that it saved.
             output: What it returned.
-            began: What `next_sequence_number` returned as it began.
+            began: What `next_sequence_number` returned when it began.
         """
         if n_saved not in self._ways:
             self._ways.add(n_saved)
@@ -243,11 +244,11 @@ class Layer:
                 self.runs_to_end = True
 
     def renew(self, modules: tuple[nn.Module, ...], tensors: Collection[Key]) -> None:
-        """Record what it consists of; find out anew, if that is something else.
+        """Record its modules and tensors; if they have changed, learn it again.
 
         Args:
-            modules: It, and those inside.
-            tensors: Where it holds some.
+            modules: Its module and those inside.
+            tensors: Places of its tensors.
         """
         own = frozenset(key for key in tensors if "." not in key[1])
         before, self._layout = self._layout, (modules, own)
@@ -259,14 +260,14 @@ class Layer:
     def _note_modules(self) -> None:
         has_compiled, has_scripted = code_inside(self.module)
         self.is_compiled = has_compiled or has_scripted
-        """Whether a mode that sees operators would change what it runs."""
+        """Whether it runs compiled code, which a dispatch mode would change."""
         self.devices = accelerators_of(self.module)
-        """Where its weights are; on a CPU none."""
+        """The accelerators with its weights."""
         if has_scripted:
             self.keep(SCRIPTED)
 
     def forget(self) -> None:
-        """Find out anew what its calls change, and whether they can be repeated."""
+        """Forget what its calls change, and whether they can be recomputed."""
         self.is_known = self.is_compared = self.is_doubted = False
         self.n_straight = 0
         self._ways.clear()
@@ -283,18 +284,18 @@ class Layer:
         """Whether a call has edited a tensor in a container that the layer owns.
 
         Args:
-            found: What the call has found.
+            found: The state that the call found.
         """
         return any("." in key[1] for key in self._edits(found))
 
     def raise_if_changed_late(self, found: Found) -> None:
-        """Raise an error, if its forward has edited a tensor as never before.
+        """Raise an error if its forward edited a tensor for the first time.
 
         Args:
-            found: What the call has found.
+            found: The state that the call found.
 
         Raises:
-            LateChangeError: It has.
+            LateChangeError: It did.
         """
         if found.are_edited:
             edited = self._edits(found)

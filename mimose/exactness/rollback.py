@@ -1,4 +1,4 @@
-"""What a forward changes besides its output, saved so that it can be run again."""
+"""Saves what a forward changes besides its output, so that it can run again."""
 
 from __future__ import annotations
 
@@ -31,15 +31,16 @@ from mimose.torch_private import (
 
 _READ = operator.methodcaller("read")
 _SMALL = 4096
-"""Buffers of so many elements are saved each step, in case they begin to change."""
+"""Buffers with at most this many elements are saved in each step, because they may
+begin to change."""
 
 
 class Snapshot:
-    """A model as when a step began: random state, and all that a forward may change.
+    """A model when a step begins: random state, and all that a forward may change.
 
     Args:
         model: The model.
-        changing: Places of tensors that forwards are known to change.
+        changing: Places of tensors that forwards were seen to change.
     """
 
     def __init__(self, model: nn.Module, changing: Iterable[TensorSlot]) -> None:
@@ -58,11 +59,11 @@ class Snapshot:
         self._constants = SavedTensors(())
         self._constant: list[torch.Tensor] = []
         self._versions: list[int] | None = None
-        """Small ones that have not changed yet: saved, themselves, their versions."""
+        """Small tensors that have not changed yet: copies, tensors, versions."""
         self.saved = SavedTensors(())
 
     def take(self, *, is_wide: bool = True) -> None:
-        """Take the snapshot, over an earlier one.
+        """Take the snapshot, in place of an earlier one.
 
         Args:
             is_wide: Whether to save all tensors that might change.
@@ -83,7 +84,7 @@ class Snapshot:
             self.saved.states += self._constants.states
 
     def restore(self) -> None:
-        """Put everything back, tensors in place."""
+        """Restore everything, tensors in place."""
         assert self._state is not None
         self._restore_random()
         for generator, drawn in zip(self._generators, self._drawn, strict=True):
@@ -97,17 +98,17 @@ class Snapshot:
 
 
 class Rollback:
-    """Saves before each forward what forwards change, and puts it back if one fails.
+    """Saves before each forward what it may change, and restores it after a failure.
 
-    Until a layer's calls have shown what they change, and in each step without a
-    plan, all tensors that might change are saved and compared; else only those that are
-    known to, and small ones.
+    Until all layers' calls have shown what they change, and in each step without a
+    plan, all tensors that might change are saved and compared. Otherwise only small
+    tensors are saved, and those that were seen to change.
 
     Args:
-        model: The root.
+        model: The model.
         layers: Its layers.
-        device_checks: Read what only an accelerator knows.
-        findings: Tells when something of the layers is found out.
+        device_checks: Read flags on an accelerator after the step.
+        findings: Its version shows that more about the layers was found.
     """
 
     def __init__(
@@ -122,26 +123,26 @@ class Rollback:
         self._layers = layers
         self._device_checks = device_checks
         self._changing: set[TensorSlot] = set()
-        """What forwards were seen to change."""
+        """Places that forwards were seen to change."""
         self.is_wide = True
         self._has_compared = False
-        """Whether a forward has run to its end since a layer was last unknown."""
+        """Whether a forward was compared after all layers were known."""
         self.renew()
 
     def renew(self) -> None:
-        """Look at the model's modules anew: they are others."""
+        """Make the snapshot again, because the model's modules have changed."""
         self._version = -1
-        """That of the findings with which the snapshot was made."""
+        """The findings' version when the snapshot was made."""
         self._snapshot = self.snapshot()
 
     def snapshot(self) -> Snapshot:
-        """Return a snapshot, not yet taken, of what a forward changes."""
+        """Return a snapshot of what a forward changes, not yet taken."""
         layers = (slot for layer in self._layers for slot in layer.may_change())
         running = running_statistics(self._model.modules())
         return Snapshot(self._model, [*running, *layers, *self._changing])
 
     def take(self, *, is_planned: bool) -> None:
-        """Save what the forward to come may change.
+        """Save what the next forward may change.
 
         Args:
             is_planned: Whether it runs under a plan and is not measured.
@@ -154,7 +155,7 @@ class Rollback:
         self._snapshot.take(is_wide=self.is_wide)
 
     def learn(self) -> None:
-        """Record, where all was saved, what the forward has changed."""
+        """Record what the forward has changed, if everything was saved."""
         if not self.is_wide:
             return
         self._has_compared = all([u.is_known or u.is_kept for u in self._layers])
@@ -171,7 +172,7 @@ class Rollback:
         return set(keys) <= {slot.key for slot, _ in self._snapshot.saved.states}
 
     def restore(self) -> None:
-        """Put everything back, tensors in place."""
+        """Restore everything, tensors in place."""
         self._snapshot.restore()
 
     def _note(self, slots: Iterable[TensorSlot]) -> None:
@@ -182,10 +183,10 @@ class Rollback:
 
 
 def _is_small(tensor: torch.Tensor | None) -> bool:
-    """Whether a tensor is, and counts its edits."""
+    """Whether a tensor is small and counts its edits."""
     return tensor is not None and tensor.numel() <= _SMALL and not tensor.is_inference()
 
 
 def _is_of_users(module: nn.Module) -> bool:
-    """Whether its forward may set attributes: torch's own modules set none."""
+    """Whether its forward may set attributes, which torch's own modules do not."""
     return not type(module).__module__.startswith("torch.nn.")

@@ -1,17 +1,17 @@
 """What a layer's call changes besides its output, and whether it may run twice.
 
 Note: [What is served, what is kept]
-Attributes that a call replaces are put back around a recomputation by themselves (see
-`mimose.exactness.guard`). Buffers, and tensors among the attributes, that it edits are
-found in its first call, by comparing all of them before and after; later calls save
-those alone. A layer that draws from Python's or NumPy's generators or from one of its
-own, that edits its weights, or an object that it receives, is kept from then on, with
-a warning.
+`mimose.exactness.guard` restores attributes that a call replaces. A call may also edit
+buffers, or tensors among the attributes. These are found in the first call, by
+comparing all of them before and after; later calls save only those. A layer is kept,
+with a warning, if it draws from Python's or NumPy's generators or from one that it
+owns, if it edits its weights, or if it edits an object that it receives.
 
 Note: [Around a forward]
-Torch's random state, of the CPU and of accelerators; autocast; and the flags that
-choose kernels. ``with sdpa_kernel(...)`` around a forward is over when its backward
-comes, and another attention kernel would save other tensors.
+A recomputation needs torch's random state (of the CPU and of accelerators), autocast,
+and the flags that choose kernels as its forward had them. For example,
+``with sdpa_kernel(...)`` around a forward has ended when the backward runs, and another
+attention kernel would save other tensors.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ Flags: TypeAlias = "list[Any]"
 
 _CPU = torch.default_generator
 _WITHOUT = frozenset(("cpu", "meta"))
-"""Devices with no random state besides the CPU's."""
+"""Device types without a random state beyond the CPU's."""
 
 # ------------------------------------------------------------------------ random state
 
@@ -63,18 +63,18 @@ def accelerators(tensors: Iterable[object]) -> tuple[torch.device, ...]:
 
 
 def accelerators_of(module: nn.Module) -> tuple[torch.device, ...]:
-    """Return those of a module's parameters and buffers."""
+    """Return the accelerators of a module's parameters and buffers."""
     return accelerators(itertools.chain(module.parameters(), module.buffers()))
 
 
 def saved_random_state(devices: Iterable[torch.device] = ()) -> Callable[[], None]:
-    """Save the CPU's random state as it is now, and that of some accelerators.
+    """Save the random state of the CPU and of some accelerators.
 
     Args:
         devices: The accelerators.
 
     Returns:
-        What puts it back.
+        A function that restores it.
     """
     cpu = _CPU.get_state()
     others = []
@@ -94,7 +94,7 @@ def saved_random_state(devices: Iterable[torch.device] = ()) -> Callable[[], Non
 
 
 def _casts(kinds: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return what autocast is set to, by kind of device; [] where it is off for all."""
+    """Return the autocast settings by device type; [] if it is off for all."""
     if not any(map(torch.is_autocast_enabled, kinds)):
         return []
     return [
@@ -111,7 +111,7 @@ def _casts(kinds: tuple[str, ...]) -> list[dict[str, Any]]:
 # ------------------------------------------------------------------------------- flags
 
 _OPEN: Any = object()
-"""In place of a flag that cannot be read; it is left as it is."""
+"""Stands for a flag that cannot be read, and so stays unchanged."""
 
 
 def _set_precision(precision: Any) -> None:
@@ -131,9 +131,9 @@ _READ = tuple(get for get, _ in _FLAGS)
 
 
 def flags_now() -> Flags:
-    """Return what the flags are.
+    """Return the values of all flags.
 
-    Precision that was set in torch's newer way cannot be read in the older one.
+    A precision that was set through torch's newer API cannot be read through the older.
     """
     try:
         return [read() for read in _READ]
@@ -148,10 +148,10 @@ def _set_flags(flags: Flags) -> None:
 
 
 def settle_flags(device: torch.device) -> None:
-    """Have torch settle now what it sets itself at a process's first attention.
+    """Make torch set now the flags that it sets at a process's first attention.
 
-    On Hopper and Blackwell that puts cuDNN's kernels before flash attention's. A layer
-    whose forward read the order before would be recomputed with other kernels.
+    On Hopper and Blackwell, torch then prefers cuDNN's kernels to flash attention's. If
+    a layer's forward read the order before, its recomputation would use other kernels.
 
     Args:
         device: Where attention will run.
@@ -164,13 +164,13 @@ def settle_flags(device: torch.device) -> None:
 
 
 class Context:
-    """What is set around a call that begins now.
+    """The random state, autocast and flags around a call that begins now.
 
     Args:
-        devices: Accelerators that the call may draw on.
+        devices: Accelerators from which the call may draw random numbers.
 
     Attributes:
-        draw_again: Has random numbers be those that the call has drawn.
+        draw_again: Restores the random state, so that the same numbers are drawn.
     """
 
     __slots__ = ("_casts", "_devices", "_flags", "_kinds", "draw_again")
@@ -186,7 +186,7 @@ class Context:
 
     @contextlib.contextmanager
     def as_then(self) -> Iterator[None]:
-        """Set all of it as it was; put back, afterwards, what is set now."""
+        """Restore all of it; put back today's settings afterwards."""
         restore_random, flags = saved_random_state(self._devices), flags_now()
         casts = self._casts
         if not casts and _casts(self._kinds):
@@ -212,13 +212,13 @@ OBJECT_CHANGES = "it changes an object that it receives"
 
 
 class TensorSlot:
-    """A place of a tensor: a buffer of a module, or another attribute.
+    """The place of a tensor: a buffer of a module, or another attribute.
 
-    Values are compared, not versions alone: batch norms change their statistics
-    without a trace in the version.
+    Values are compared as well as versions, because batch norms change their statistics
+    without a new version.
 
     Args:
-        table: The dictionary that it is in.
+        table: The dictionary that holds it.
         name: Its name there.
     """
 
@@ -227,10 +227,10 @@ class TensorSlot:
         self._name = name
 
         self.key = id(table), name
-        """Where it is: equal for slots of the same place, as these are themselves."""
+        """Equal for slots of the same place."""
 
     def __eq__(self, other: object) -> bool:
-        """Whether two are of the same place."""
+        """Whether two slots are the same place."""
         return isinstance(other, TensorSlot) and other.key == self.key
 
     def __hash__(self) -> int:
@@ -238,7 +238,7 @@ class TensorSlot:
         return hash(self.key)
 
     def now(self) -> torch.Tensor | None:
-        """Return the tensor that is there; None where there is none."""
+        """Return the tensor there; None if there is none."""
         try:
             found = self._table[self._name]  # those of scripted modules have no `get`
         except KeyError:
@@ -255,7 +255,7 @@ class TensorSlot:
     def differs(self, state: Any) -> bool | torch.Tensor:
         """Compare identity, version and value.
 
-        What only an accelerator can tell is a flag there: to read it is to wait.
+        If only an accelerator can decide, the result is a flag on it, not read yet.
         """
         old, identity, counted = state
         tensor = self.now()
@@ -266,11 +266,11 @@ class TensorSlot:
         return different_bits(tensor, old)
 
     def lend(self, state: Any) -> None:
-        """Put a copy of the old tensor there."""
+        """Put a copy of the old tensor in its place."""
         self._table[self._name] = None if state[0] is None else state[0].clone()
 
     def restore(self, state: Any) -> None:
-        """Copy the old values in place; where they are unchanged, touch nothing."""
+        """Copy the old values in place, if they have changed."""
         tensor, old = self.now(), state[0]
         if tensor is None or old is None or tensor.shape != old.shape:
             self._table[self._name] = old
@@ -280,7 +280,7 @@ class TensorSlot:
 
 
 class SavedTensors:
-    """Tensors at some places as they are now.
+    """Copies of the tensors at some places.
 
     Args:
         slots: The places.
@@ -290,14 +290,14 @@ class SavedTensors:
         self.states: list[tuple[TensorSlot, Any]] = [(s, s.read()) for s in slots]
 
     def lend(self) -> None:
-        """Put copies there, for a run that may change them."""
+        """Put copies in their places, for a run that may change them."""
         for slot, state in self.states:
             slot.lend(state)
 
     def compare(
         self, known: Iterable[TensorSlot] = ()
     ) -> tuple[list[TensorSlot], list[tuple[TensorSlot, torch.Tensor]]]:
-        """Return which have changed, and of which only an accelerator knows.
+        """Return the places that have changed, and those with a flag not read yet.
 
         Args:
             known: Places that are known to change, and need not be compared.
@@ -312,7 +312,7 @@ class SavedTensors:
         return changed, unclear
 
     def forget_others(self, slots: Iterable[TensorSlot]) -> None:
-        """Hold no longer what is not at one of these places."""
+        """Free all copies but those of these places."""
         kept = set(slots)
         self.states = [(slot, state) for slot, state in self.states if slot in kept]
 
@@ -359,7 +359,7 @@ def running_statistics(modules: Iterable[nn.Module]) -> list[TensorSlot]:
 
 
 class Generator(NamedTuple):
-    """A random state that torch's own saving does not know."""
+    """A random generator that torch does not save."""
 
     name: str
     read: Callable[[], Any]
@@ -393,7 +393,7 @@ def _generator(value: object) -> Generator | None:
 
 
 def generators(modules: Iterable[nn.Module]) -> list[Generator]:
-    """Return Python's and NumPy's generators, and those of some modules."""
+    """Return Python's and NumPy's generators, and those that modules own."""
     own = (_generator(v) for module in modules for v in vars(module).values())
     return [*_GLOBAL, *(each for each in own if each is not None)]
 
@@ -402,10 +402,10 @@ def generators(modules: Iterable[nn.Module]) -> list[Generator]:
 
 
 class FirstCall:
-    """One call of a layer, from before its forward: what it changes.
+    """Finds what the first call of a layer changes; made before its forward.
 
     Args:
-        module: The layer.
+        module: The layer's module.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -414,7 +414,7 @@ class FirstCall:
         self._versions = self._count()
         self._drawn = [(each, each.read()) for each in generators(self._modules)]
         self.saved = SavedTensors(tensor_slots(self._modules))
-        """As they were before, to be lent to a recomputation."""
+        """The tensors before the call, for a recomputation."""
 
     def _count(self) -> list[int]:
         return list(map(version, self._weights.values()))
@@ -422,13 +422,13 @@ class FirstCall:
     def changed(
         self,
     ) -> tuple[list[TensorSlot], list[tuple[TensorSlot, torch.Tensor]]]:
-        """Return what it has changed: see `SavedTensors.compare`."""
+        """Return what the call has changed: see `SavedTensors.compare`."""
         changed, unclear = self.saved.compare(running_statistics(self._modules))
         self.saved.forget_others([*changed, *(slot for slot, _ in unclear)])
         return changed, unclear
 
     def why_impure(self) -> str:
-        """Say why the layer may not run again; "" where it may."""
+        """Return why the layer must not run again; "" if it may."""
         if self._versions != self._count():
             return "its forward edits its own weights"
         for each, state in self._drawn:
@@ -441,13 +441,13 @@ class FirstCall:
 
 
 class Given:
-    """What a call received, to see whether it was changed since.
+    """What a call received, to detect later changes.
 
-    Tensors are not held. Objects are: whoever gives a forward up has to give this up,
-    for an object may lead back to the graph that holds it.
+    Tensors are not held, but objects are. An object may refer to the graph that holds
+    this, so code that abandons a forward must call `give_up`.
 
     Args:
-        values: Tensors and objects, each taken note of as by `add`.
+        values: Tensors and objects, recorded by `add`.
     """
 
     __slots__ = ("_looks", "_tensors", "holder")
@@ -456,12 +456,12 @@ class Given:
         self._tensors: list[tuple[weakref.ref[torch.Tensor], int]] = []
         self._looks: list[tuple[Any, Any]] = []
         self.holder: Callable[[], Any] = lambda: None
-        """Returns what holds it for a recomputation, if that lives, to be cleared."""
+        """Returns the object that holds the inputs for a recomputation, if it lives."""
         for value in values:
             self.add(value)
 
     def add(self, value: Any) -> None:
-        """Record a tensor or of an object."""
+        """Record a tensor or an object."""
         if isinstance(value, torch.Tensor):
             if not value.is_inference():
                 self._tensors.append((weakref.ref(value), version_of(value)))
@@ -470,7 +470,7 @@ class Given:
 
     @property
     def has_objects(self) -> bool:
-        """Whether there is more than tensors, numbers and containers of these."""
+        """Whether there are objects besides tensors, numbers and their containers."""
         return bool(self._looks)
 
     def are_edited(self) -> bool:
@@ -479,18 +479,18 @@ class Given:
             tensor = ref()
             if tensor is not None and version_of(tensor) != counted:
                 return True
-        # A caller's ``x += layer(x)`` leaves nothing of the tensor but what is held.
+        # After a caller's ``x += layer(x)`` only the holder refers to the tensor.
         held = self.holder()
         if held is not None and held.are_edited:
             return True
         return bool(self._looks) and self.are_objects_changed()
 
     def are_objects_changed(self) -> bool:
-        """Whether an object is another, or holds others, than it did."""
+        """Whether an object or its content has changed."""
         return any(look != _look(value) for value, look in self._looks)
 
     def give_up(self) -> None:
-        """Free everything: the forward that received it is abandoned."""
+        """Free everything, because the forward is abandoned."""
         self._looks.clear()
         holder = self.holder()
         if holder is not None:
@@ -502,13 +502,13 @@ _ONE_PIECE = (nn.Module, type)
 
 
 def is_opaque(value: object) -> bool:
-    """Whether something is no tensor, no number, and no container known to torch."""
+    """Whether a value is no tensor, no number, and no container known to torch."""
     kind = type(value)
     return kind not in _PLAIN and pytree.tree_is_leaf(value) and _parts(value) != {}
 
 
 def _parts(value: Any) -> dict[Any, Any]:
-    """Return what an object or a container is made of; {} where it is one piece."""
+    """Return the parts of an object or a container; {} if it has none."""
     kind = type(value)
     if kind in (list, tuple):
         return dict(enumerate(value))
@@ -524,10 +524,10 @@ def _parts(value: Any) -> dict[Any, Any]:
 
 
 def _look(value: Any) -> Any:
-    """Describe something, its parts and their parts, by identity, value and version.
+    """Describe a value and all its parts by identity, value and version.
 
     Returns:
-        What is equal as long as nothing changes; None if there are too many parts.
+        A description, equal while nothing changes; None if there are too many parts.
     """
     seen: set[int] = set()
     look: list[Any] = []
