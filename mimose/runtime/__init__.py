@@ -1,5 +1,5 @@
-"""Do it: run a step and its layers as was decided, and see how it comes out.
+"""Runs a step and its layers as decided, and measures the outcome.
 
-In comes a `Decision`; out go the model's output, as if nothing had been planned, and
-what the step showed.
+The input is a `Decision`. The output is the model's output, the same as without a plan,
+and a `StepOutcome`.
 """

@@ -39,13 +39,13 @@ class BudgetChecks:
         self._has_warned = False
 
     def raise_if_held(self, budget_bytes: int) -> None:
-        """Make sure that a budget is not less than what is held already.
+        """Check that a budget is not less than what is held already.
 
         Args:
             budget_bytes: The budget.
 
         Raises:
-            InfeasibleBudgetError: It is.
+            InfeasibleBudgetError: More is held.
         """
         most = budget_bytes + self._slack_bytes
         if self._engine.memory_limit.least_bytes() <= most:
@@ -58,7 +58,7 @@ class BudgetChecks:
     def raise_if_infeasible(
         self, step_input: StepInput, start_bytes: float, state_bytes: float
     ) -> None:
-        """Make sure that no smaller step has needed more than the budget.
+        """Check that no smaller step has needed more than the budget.
 
         Args:
             step_input: The next step.
@@ -66,7 +66,7 @@ class BudgetChecks:
             state_bytes: The optimizer's state now.
 
         Raises:
-            InfeasibleBudgetError: A smaller step with everything recomputed has.
+            InfeasibleBudgetError: One has, with everything recomputed.
         """
         peaks, model = self._engine.policy.least_peaks, self._model()
         least = peaks.bound(step_input, start_bytes, state_bytes)
@@ -77,7 +77,7 @@ class BudgetChecks:
     def raise_if_expected(
         self, shape: Mapping[str, int], least_peak_bytes: float, memory: Memory
     ) -> None:
-        """Make sure that an expected shape can be trained within the budget.
+        """Check that an expected shape can be trained within the budget.
 
         Args:
             shape: Its sizes, by name.
@@ -87,7 +87,7 @@ class BudgetChecks:
         Raises:
             InfeasibleBudgetError: The peak is above the budget.
         """
-        # The whole budget: fragmentation alone makes no budget impossible.
+        # Without the allowance for fragmentation, which makes no budget impossible.
         budget = float(self._engine.memory_limit.budget_bytes)
         if least_peak_bytes <= budget + self._slack_bytes:
             return
@@ -107,7 +107,7 @@ class BudgetChecks:
 
         Args:
             least_peak_bytes: What was reserved, and the request that failed.
-            start_bytes: What was held as the step began.
+            start_bytes: What was held when the step began.
         """
         advice = (
             "The forward ended there, and would have needed more. Raise the budget, "

@@ -56,7 +56,7 @@ class Driver:
 
     Attributes:
         model: The model.
-        plans: Whether plans are made; a baseline does the same in every step.
+        plans: Whether plans are made. A baseline does the same in every step.
         is_running: Whether a step's forward is running.
         last: The last planned step, with the names of its sizes.
         typical: The last planned step whose masks hide something, if there is one. If
@@ -181,9 +181,9 @@ class Driver:
             self.is_running = False
 
     def _raise_wall(self, step: Step) -> None:
-        """Have the allocator keep the budget; a baseline does as it would by itself.
+        """Make the allocator keep the budget, except for a baseline.
 
-        Where an impossible budget is but warned of, the least plan may pass it.
+        If an impossible budget is only a warning, a step without a plan has no limit.
         """
         has_plan = step.decision.chosen is not None
         if self.plans and (has_plan or not self._engine.checks.warns):
@@ -194,7 +194,7 @@ class Driver:
             self._memory_limit.drop_wall()
 
     def _refused(self, step: Step, error: BaseException) -> BaseException:
-        """Return what to raise for an error: that nothing keeps the budget, perhaps."""
+        """Return the error to raise; if no plan keeps the budget, the one saying so."""
         is_device = isinstance(error, torch.OutOfMemoryError)
         if not (step.retries and is_device) or is_final(error):
             return error
@@ -252,10 +252,10 @@ class Driver:
         budget_bytes: int,
         window: Window,
     ) -> StepInput:
-        """Have the losses go by rows where the budget needs it; return the step so."""
+        """Choose losses by rows if the budget needs it; return the step's input."""
         large = large_logits(self.losses, n_labels_of(kwargs), budget_bytes)
         by_rows = self._engine.describer.by_rows(step_input)
-        # Ranks choose alike: by the sizes alone, not by what each has learned.
+        # Ranks must choose alike: by the sizes alone, not by what each has learned.
         may_be_plain = budget_bytes and not window.steps and self._engine.ranks is None
         plans = self._policy.plans
         is_on = large > 0 and not (
@@ -272,16 +272,16 @@ class Driver:
     def is_within_window(self) -> bool:
         """Whether a step runs, or the next one adds to gradients that are there.
 
-        Another budget holds from behind that on.
+        A new budget waits for the end of the window.
         """
         runs = self.is_running or self._steps.has_window or is_in_backward()
         return runs or self._engine.optimizers.are_due
 
     def renew_budget(self) -> None:
-        """Take the budget of the window that is about to begin; ask for it once.
+        """Set the budget of the window that begins; a function is called once a window.
 
         Raises:
-            InfeasibleBudgetError: More is held already; the budget stays as it was.
+            InfeasibleBudgetError: More is held already; the budget stays the same.
         """
         is_due = self._engine.next_budget is not None and not self._is_renewed
         if is_due and not self.is_within_window():
@@ -334,7 +334,7 @@ class Driver:
     def _agree(
         self, ranks: Ranks, decision: Decision, step_input: StepInput, window: Window
     ) -> Decision:
-        """Return what all ranks do."""
+        """Return the decision that all ranks agree on."""
         is_measured = decision.chosen is None or decision.is_measured
         if window.steps:
             is_measured = window.trace is not None
@@ -394,19 +394,19 @@ class Driver:
             step.withdraw(_NO_GRADIENTS)
 
     def prepare_safest(self) -> None:
-        """Run the next step with everything recomputed: the last one failed."""
+        """Make the next step recompute everything, because the last one failed."""
         release_memory(self._engine.device)
         self._steps.abandon()
         self._policy.distrust_plans()
         self._safest_once = True
 
     def pass_by(self) -> None:
-        """Record that the root runs what is no step: no wall is for that."""
+        """Lift the memory limit, because the model runs a forward that is no step."""
         if not self.is_running and not is_in_backward():
             self._memory_limit.drop_wall()
 
     def finish(self) -> None:
-        """Close everything, as the session ends."""
+        """Close everything at the end of the session."""
         self._steps.finish()
         self._memory_limit.close()
         self._meter.release()
@@ -417,17 +417,17 @@ class Driver:
         return any(self._found_gradients)
 
     def memory_now(self) -> Memory:
-        """Return what is held now, as if a step began."""
+        """Return the memory as if a step began now."""
         start = self._meter.live_bytes()
         return self._memory_limit.memory(start, self._engine.host_budget_bytes)
 
     def memory_to_come(self, *, has_gradients: bool) -> Memory:
-        """Return what is held as the next step begins, as far as that is known.
+        """Return the memory at the start of the next step, as far as it is known.
 
         Note: [As the next step begins] of `mimose.forecast`.
 
         Args:
-            has_gradients: Whether it finds gradients there.
+            has_gradients: Whether gradients are there when it begins.
         """
         there, to_be = self._engine.describer.gradient_bytes()
         start = self._meter.live_bytes() - there

@@ -1,4 +1,4 @@
-"""Makes and connects all parts of a session, in one place."""
+"""Makes and connects all parts of a session."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Options:
     predictor: Estimator | None = None
     cache_size: int = 1024
     warns: bool = False
-    """Whether an impossible budget is a warning, not an error."""
+    """Whether an impossible budget gives a warning instead of an error."""
     meter: Meter | BasicMeter | str | None = None
     record_to: str | PathLike[str] | None = None
     wall: bool = True
@@ -88,11 +88,11 @@ class Options:
     host: Host | None = None
     """Holds tensors in the host's memory, within its budget."""
     agree: Any = "auto"
-    """Which ranks agree on what is recomputed: see `mimose.distributed.find_ranks`."""
+    """Which ranks agree on plans: see `mimose.distributed.find_ranks`."""
 
 
 def make_engine(model: nn.Module, options: Options) -> Engine:
-    """Make a session's engine; if ranks agree, on all ranks or on none.
+    """Make a session's engine. If ranks agree, an error on one is an error on all.
 
     Args:
         model: The model.
@@ -112,39 +112,39 @@ def make_engine(model: nn.Module, options: Options) -> Engine:
 
 
 class Snapshot(NamedTuple):
-    """What the parts that hold the model know; kept after the session has ended."""
+    """Data of the parts that hold the model; kept after the session has ended."""
 
     last: tuple[StepInput, SizeTable] | None
     """The last step, with the names of its sizes; None before the first."""
     typical: tuple[StepInput, SizeTable] | None
     """The last step whose masks hide something, if there is one."""
     memory: Memory | None
-    """What is held, as if a step began; None before the first."""
+    """The memory as if a step began now; None before the first step."""
     tables: Mapping[str, SizeTable]
-    """By structure, the names of sizes."""
+    """The names of sizes, by structure."""
     start_bytes: int
     """What was held when the last step without gradients began."""
     agreement_use: AgreementUse | None
-    """What ranks that agree have exchanged; None if ranks plan freely."""
+    """What the ranks that agree have exchanged; None if no ranks agree."""
     can_go_by_rows: bool
     """Whether a loss of the model can be computed by rows."""
 
 
 def _run_all(undo: list[Callable[[], None]]) -> None:
-    """Run each, the last first; what an interrupt breaks off runs again next time."""
+    """Run each, the last first. One that is interrupted runs again in the next call."""
     while undo:
         undo[-1]()
         undo.pop()
 
 
 class Engine:
-    """Makes the parts, and takes the model's forwards over until `end`.
+    """Makes the parts of a session, and connects them to the model.
 
     Args:
         model: The model.
-        options: What is asked for.
-        found: The modules to plan for, by name.
-        ranks: Those to agree with.
+        options: The settings.
+        found: Names and modules of the layers.
+        ranks: The ranks that agree with this one; None for none.
 
     Raises:
         MimoseError: The model's device cannot be planned for.
@@ -173,13 +173,13 @@ class Engine:
         budget_bytes = self.read_budget(options.budget)
         self.next_budget: int | Callable[[], Budget] | None
         self.next_budget = options.budget if callable(options.budget) else None
-        """Of the window that begins; a function is asked at each."""
+        """The budget of the next window; a function is called for each."""
         self.host_memory = None if options.host is None else options.host.memory
         self.host_budget_bytes = math.inf
         if self.host_memory is not None:
             self.host_budget_bytes = float(self.host_memory.budget_bytes)
         planner = options.planner
-        # A baseline does the same in every step, by the layer calls' positions.
+        # A baseline chooses actions by the layer calls' positions, the same each step.
         self.action_at = (
             planner.action_at if isinstance(planner, FixedPlanner) else None
         )
@@ -225,9 +225,9 @@ class Engine:
         self.calls = LayerCalls(model, self)
         self.steps = Steps(self)
         self.has_planned = False
-        """Whether some step had a plan: the first gets a line in the log."""
+        """Whether a step had a plan. The first one gets a line in the log."""
         self.n_over = 0
-        """Steps over their budget."""
+        """Number of steps over their budget."""
         self.ahead = Ahead(self.policy, lambda: self.driver.memory_now())
         self.to_come = ShapesToCome(self.policy, self.learner, self.checks)
         self.driver = Driver(model, self)
@@ -235,14 +235,14 @@ class Engine:
     # ------------------------------------------------------------------ the budget
 
     def set_budget(self, budget: Budget | Callable[[], Budget]) -> None:
-        """Take another budget: now between steps, else as the next window begins.
+        """Set another budget: now if no window runs, else when the next one begins.
 
         Args:
-            budget: As for `mimose.attach`. A function is asked as windows begin.
+            budget: As for `mimose.attach`. A function is called for each window.
 
         Raises:
             BudgetError: It cannot be read.
-            InfeasibleBudgetError: More is held already; all stays as it was then.
+            InfeasibleBudgetError: More is held already; the budget stays the same.
         """
         if callable(budget):
             self.next_budget = budget
@@ -254,11 +254,11 @@ class Engine:
         self.next_budget = n_bytes if is_later else None
 
     def renew_budget(self) -> None:
-        """Take the budget that was set meanwhile, or ask for it: a window begins.
+        """Set the window's budget: the one set meanwhile, or what a function returns.
 
         Raises:
-            BudgetError: What was answered cannot be read.
-            InfeasibleBudgetError: More is held already; the budget stays as it was.
+            BudgetError: What the function returned cannot be read.
+            InfeasibleBudgetError: More is held already; the budget stays the same.
         """
         chosen = self.next_budget
         if isinstance(chosen, int):
@@ -275,7 +275,7 @@ class Engine:
             self.memory_limit.move(n_bytes)
 
     def read_budget(self, budget: Budget | Callable[[], Budget]) -> int:
-        """Return a budget in bytes, or what a function answers."""
+        """Return a budget, or what a function returns, in bytes."""
         if callable(budget):
             budget = budget()
         meter, is_cpu = self.meter, self.device.type == "cpu"
@@ -294,11 +294,11 @@ class Engine:
     def attach(self, model: nn.Module) -> None:
         """Replace the forwards of the model and its layers.
 
-        Ranks that agree first make sure that they plan the same.
+        Ranks that agree first check that their layers, actions and planners are equal.
 
         Raises:
             InfeasibleBudgetError: More than the budget is held already.
-            MimoseError: The ranks plan different things.
+            MimoseError: The ranks differ in these.
         """
         with nullcontext() if self.ranks is None else self.ranks.sharing_errors():
             if self.plans:
@@ -327,7 +327,7 @@ class Engine:
             self._patches.extend(self.driver.losses)
 
     def _meet(self) -> None:
-        """Make sure that the ranks that agree plan the same."""
+        """Check that the ranks that agree have the same layers, actions and planner."""
         if self.ranks is None:
             return
         planner = getattr(self.options.planner, "name", None)
@@ -356,7 +356,7 @@ class Engine:
         _run_all(self._undo)
 
     def end(self) -> None:
-        """Close everything, and hold the model no more. Harmless twice.
+        """Close everything, and release the model. A second call does nothing.
 
         What was learned stays.
         """
@@ -377,7 +377,7 @@ class Engine:
 
     @property
     def snapshot(self) -> Snapshot:
-        """What the parts that hold the model tell, or had to tell as it ended."""
+        """Data of the parts that hold the model, now or when the session ended."""
         if self._ended is not None:
             return self._ended
         last = self.driver.last or self.describer.last or self._loaded()
@@ -402,11 +402,11 @@ class Engine:
 
     @property
     def host_use(self) -> HostUse | None:
-        """What was taken of the host's memory; None where nothing may be."""
+        """The use of host memory; None if no action uses it."""
         return None if self.host_memory is None else self.host_memory.use()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was learned, ready for JSON."""
+        """Return what was learned, as JSON values."""
         return {
             "cost_model": self.learner.state_dict(),
             "policy": self.policy.state_dict(),
@@ -435,7 +435,7 @@ class Engine:
 
 
 def raise_if_attached(model: nn.Module) -> None:
-    """Make sure that no session plans the model, or a part of it, already.
+    """Check that no session plans the model, or a part of it, already.
 
     Raises:
         AlreadyAttachedError: One does.

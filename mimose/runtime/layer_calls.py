@@ -1,4 +1,4 @@
-"""The layers' forwards, taken over: each call is kept, recomputed, or measured."""
+"""Runs the layers' forwards: each call under its action, measured if the step is."""
 
 from __future__ import annotations
 
@@ -53,16 +53,16 @@ _FORBIDS = "it forbids hooks of saved tensors, as torch.func.grad does"
 
 
 class LayerCalls:
-    """Runs the layer calls of the step that is set, and passes through when none is.
+    """Runs the layer calls of the running step; otherwise only their own forwards.
 
     Args:
         root: The model.
         engine: The session's parts.
 
     Attributes:
-        mode: What is trained now.
+        mode: What the model trains now.
         step: The running step; None between steps.
-        lacks_gradients: Whether a call that was planned for ran without gradients.
+        lacks_gradients: Whether a planned call ran without gradients.
     """
 
     def __init__(self, root: nn.Module, engine: Engine) -> None:
@@ -78,9 +78,9 @@ class LayerCalls:
         self._first, self._least = actions[0].spec.name, actions[-1].spec.name
         self._recomputing = {a.spec.name for a in actions if a.spec.recomputes}
         self._flops: dict[tuple[int, str, Sizes], int] = {}
-        """Of calls that ran under a baseline, with an early stop."""
+        """FLOPs of recomputations under a baseline, with the early stop."""
         self._plan: tuple[object, int] = None, -1
-        """That is set, and the version of the findings it was set with."""
+        """The plan that the layers have, and the findings' version at that time."""
         self._trace: Trace | None = None
         self.mode = Mode("", ())
         self._known_modes: set[str] = set()
@@ -88,7 +88,7 @@ class LayerCalls:
     # ------------------------------------------------------------------ the model
 
     def set_mode(self, mode: Mode) -> None:
-        """Say what is trained now; in a new mode layers may change other things."""
+        """Set what is trained now. In a new mode, layers may change other tensors."""
         self._findings.families = mode.layer_keys
         if mode.key not in self._known_modes:
             self.forget_changes()
@@ -96,20 +96,20 @@ class LayerCalls:
         self.mode = mode  # last: an interrupt may come before each line
 
     def renew(self) -> None:
-        """Note anew what the layers consist of: the model's modules are others."""
+        """Record the layers' content again, because the model's modules changed."""
         for layer in self.layers:
             layer.guard.enter()
         note_shared_weights(self.layers)
 
     def forget_changes(self) -> None:
-        """Find out anew what the layers change."""
+        """Forget what the layers change."""
         for layer in self.layers:
             layer.forget()
 
     # ------------------------------------------------------------------ a forward
 
     def begin(self, step: Step) -> None:
-        """Set the running step, and by layer the actions of its calls."""
+        """Set the running step, and the actions of each layer's calls."""
         self.step, self._trace = step, step.window.trace
         self._findings.read, self._findings.impure = [], {}
         self.lacks_gradients = False
@@ -130,22 +130,22 @@ class LayerCalls:
             layer.n_calls = n_calls
 
     def end(self) -> None:
-        """Pass through from now on."""
+        """End the running step's forward."""
         self.step = self._trace = None
         self._findings.read = []
 
     def give_up(self) -> None:
-        """Free what the running forward has held for recomputations."""
+        """Free what the failed forward held for recomputations."""
         for _, given in self._findings.read:
             given.give_up()
 
     def raise_if_unrepeatable(self) -> None:
-        """Make sure, as the root is left, that what was recomputed may run again.
+        """Check at the end of the forward that its layers may be recomputed.
 
         Layers that may not are kept from now on.
 
         Raises:
-            NotRecomputableError: Some of them were to be recomputed in this step.
+            NotRecomputableError: A call of this step cannot be recomputed.
         """
         read, impure = self._findings.read, self._findings.impure
         edited = [layer for layer, given in read if given.are_edited()]
@@ -159,7 +159,7 @@ class LayerCalls:
     # ------------------------------------------------------------------ one call
 
     def take_over(self, layer: Layer) -> Patch:
-        """Replace a layer's forward, so that it runs as the running step says."""
+        """Replace a layer's forward by one that follows the running step."""
         patch = _LayerPatch(layer, self)
         layer.take_over(patch.original)
         return patch
@@ -171,13 +171,13 @@ class LayerCalls:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
     ) -> Any:
-        """Run one call that is not simply kept.
+        """Run one call that is measured, or whose action may not be keep.
 
         Args:
             layer: The layer.
             original: Its own forward.
-            args: What it is called with.
-            kwargs: What it is called with by name.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
         """
         step, trace, at = self.step, self._trace, layer.n_calls - 1
         assert step is not None
@@ -264,7 +264,7 @@ class LayerCalls:
             part=step.part,
         )
         index = trace.enter(measured)
-        # Where it is kept by choice, other steps have shown what it holds.
+        # Other steps have measured what a call holds that the plan keeps.
         probe = None
         if not is_free:
             probe = Probe(trace, index, self._gauge(layer, args, kwargs), inputs)
@@ -277,7 +277,7 @@ class LayerCalls:
     def _gauge(
         self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Gauge:
-        """Return what counts a call, by what is known of its layer when it runs."""
+        """Return the gauge of a call, chosen when it runs."""
         flops = estimated_flops(layer.module, args, kwargs)
 
         def run(
@@ -292,11 +292,10 @@ class LayerCalls:
     # ------------------------------------------------------------------ FLOPs
 
     def _count(self, step: Step, call: Invocation) -> OnRecompute | None:
-        """Count the FLOPs of a recomputation under a baseline, of each size once.
+        """Count the FLOPs of a recomputation under a baseline, once for each size.
 
-        The early stop leaves out what comes after the last tensor that is needed, so
-        these are not the forward's FLOPs. A first call does not stop early, so what
-        that takes is not remembered.
+        They are not the forward's, because a recomputation stops after the last needed
+        tensor. The first one does not stop early, so its FLOPs are not remembered.
         """
         layer = call.layer
         key = layer.index, self.mode.key, call_shape(call.args, call.kwargs).sizes
@@ -313,14 +312,14 @@ class LayerCalls:
                 self._flops[key] = flops
 
         def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
-            if layer.is_compiled:  # as the call itself has shown
+            if layer.is_compiled:  # which only the call itself may have shown
                 step.flops += estimated
                 return forward()
             tracker = StorageTracker()
             try:
                 with tracker:
                     output = forward()
-            except StopRecomputation:  # all that was needed is there
+            except StopRecomputation:  # the last needed tensor was rebuilt
                 learn(tracker.flops)
                 raise
             learn(tracker.flops)
@@ -330,11 +329,11 @@ class LayerCalls:
 
 
 class _LayerPatch(Patch):
-    """A layer's forward, run as the running step says, if there is one.
+    """Replaces a layer's forward, and follows the running step, if there is one.
 
     Args:
         layer: The layer.
-        calls: Runs those of its calls that are not simply kept.
+        calls: Runs the calls that are not simply kept.
     """
 
     def __init__(self, layer: Layer, calls: LayerCalls) -> None:
@@ -342,7 +341,7 @@ class _LayerPatch(Patch):
         self._layer, self._calls = layer, calls
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run one call: most often the layer is kept, and only its own forward runs."""
+        """Run one call; if it is simply kept, only its own forward."""
         layer, calls = self._layer, self._calls
         if is_traced():  # by code that compiles it after attach
             return calls.untraced(self, *args, **kwargs)
@@ -357,14 +356,14 @@ class _LayerPatch(Patch):
 def estimated_flops(
     module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> int:
-    """Return about what a forward computes whose operators cannot be watched.
+    """Estimate the FLOPs of a forward whose operators cannot be counted.
 
-    That is two FLOPs for each weight of a matrix and each row of the largest input.
+    That is two for each weight of a matrix and each row of the largest input.
 
     Args:
         module: The layer.
-        args: What it is called with.
-        kwargs: What it is called with by name.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
     """
     weights = sum(p.numel() for p in module.parameters() if p.dim() > 1)
     inputs = [t for _, t in argument_tensors(args, kwargs) if t.is_floating_point()]
@@ -375,7 +374,7 @@ def estimated_flops(
 def _why_not_again(layer: Layer) -> str | None:
     """Return why a call cannot run again in its backward; None if it can.
 
-    The context of the call has ended by then, or forbids hooks on saved tensors.
+    Its context has ended by then, or forbids hooks on saved tensors.
     """
     if top_transform() is not None:
         return "it is called inside a transform of torch.func"
@@ -391,7 +390,7 @@ def _why_not_again(layer: Layer) -> str | None:
 
 
 def _has_gradients(module: nn.Module, inputs: Sequence[torch.Tensor]) -> bool:
-    """Whether a call takes part in the backward at all; else it is no call."""
+    """Whether a call takes part in the backward; otherwise it is not measured."""
     return any(tensor.requires_grad for tensor in inputs) or any(
         parameter.requires_grad for parameter in module.parameters()
     )

@@ -1,10 +1,10 @@
-"""The loss of a transformers' model by rows, where the budget needs it.
+"""Computes the loss of a transformers' model by rows, if the budget needs it.
 
-By rows a loss takes a third of the memory, and each log-softmax twice: 6% of a step of
-Llama-1B's. So it goes by rows where the logits, in float32, are larger than a share of
-the budget, and the step does not fit with a plain loss and nothing recomputed
+By rows a loss takes a third of the memory, but computes each log-softmax twice: 6% of a
+step of Llama-1B. So it goes by rows only if the logits, in float32, are larger than a
+share of the budget, and the step does not fit with a plain loss and nothing recomputed
 (`mimose.policy.Plans.prefers_plain_loss`). The size of the logits is known before the
-forward: each label has one row.
+forward, because each label has one row.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from torch import nn
 from mimose.loss_by_rows import LEAST_BYTES, late
 
 _LARGE = 1 / 32
-"""Of the budget: smaller logits do not decide a plan."""
+"""Share of the budget. Smaller logits do not change a plan."""
 
 _OWN = "_loss_function"
-"""Where a model of transformers keeps the loss function that it was given."""
+"""Attribute of a transformers' model for a loss function that the user has set."""
 
 
 class LossByRows:
-    """The loss function of a model of transformers, until `remove`.
+    """Replaces the loss function of a transformers' model, until `remove`.
 
-    Such a model asks itself for the function that computes its loss (`loss_function`),
-    and can be given another. That function runs as it is, with logits in which
-    cross-entropy goes by rows, in a forward and where a layer runs it again. Copies and
-    pickles of the model have the function itself.
+    The model reads its loss function from the property `loss_function`, which can be
+    set. This object calls the original function, with logits for which cross-entropy
+    goes by rows, in the forward and in recomputations. Copies and pickles of the model
+    have the original function.
 
     Args:
         module: The model.
@@ -51,22 +51,22 @@ class LossByRows:
 
     @property
     def can_go_by_rows(self) -> bool:
-        """Whether the model's loss, as of now, is a function of transformers'."""
+        """Whether the model's loss is now a function of transformers."""
         is_in_place = vars(self._module).get(_OWN) is self
         return is_in_place and _is_theirs(self._original())
 
     def large_logits(self, n_labels: int, least_bytes: float) -> int:
-        """Return the bytes of the logits in float32; 0 where they are small.
+        """Return the bytes of the logits in float32; 0 if they are small.
 
         Args:
-            n_labels: Of the step.
-            least_bytes: Of large ones.
+            n_labels: The number of labels in the step.
+            least_bytes: The size from which logits are large.
         """
         n_bytes = 4 * n_labels * self._n_classes
         return n_bytes if n_bytes >= least_bytes and self.can_go_by_rows else 0
 
     def remove(self) -> None:
-        """Give the model its own back, unless the user has given it another."""
+        """Restore the model's loss function, unless the user has set another."""
         self.is_on, state = False, vars(self._module)
         if state.get(_OWN) is self:
             del state[_OWN]
@@ -74,7 +74,7 @@ class LossByRows:
                 state[_OWN] = self._given
 
     def _original(self) -> Any:
-        """Return what the model was given, or what its class chooses as of now."""
+        """Return the function that the user has set, or the one of the class."""
         if self._given is not None:
             return self._given
         without: Any = object.__new__(type(self._module))
@@ -92,12 +92,12 @@ class LossByRows:
         return original(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Give the function itself to copies of the model."""
+        """Return the original function, for copies of the model."""
         del memo
         return self._original()
 
     def __reduce__(self) -> Any:
-        """Pickle as the function itself."""
+        """Pickle as the original function."""
         return _itself, (self._original(),)
 
 
@@ -116,7 +116,7 @@ def _is_theirs(function: Any) -> bool:
 
 
 def losses_of(model: nn.Module) -> Iterator[LossByRows]:
-    """Yield the losses that a model computes by a function of transformers."""
+    """Yield the losses that a model computes with a function of transformers."""
     for module in model.modules():
         if not isinstance(getattr(type(module), "loss_function", None), property):
             continue
@@ -126,22 +126,22 @@ def losses_of(model: nn.Module) -> Iterator[LossByRows]:
 
 
 def n_labels_of(kwargs: Mapping[str, Any]) -> int:
-    """Return how many labels a step has; 0 where it has none.
+    """Return the number of labels in a step.
 
     Args:
-        kwargs: The keyword arguments of the root's call.
+        kwargs: The keyword arguments of the model's call.
     """
     labels = kwargs.get("labels")
     return labels.numel() if isinstance(labels, torch.Tensor) else 0
 
 
 def large_logits(losses: Sequence[LossByRows], n_labels: int, budget_bytes: int) -> int:
-    """Return the bytes of a step's logits in float32; 0 where they are small.
+    """Return the bytes of a step's logits in float32; 0 if they are small.
 
     Args:
-        losses: The model's.
-        n_labels: Of the step.
-        budget_bytes: The budget; 0 where the step has to take as little as can be.
+        losses: The model's losses.
+        n_labels: The number of labels in the step.
+        budget_bytes: The budget; 0 if the step must take as little as possible.
     """
     least = max(LEAST_BYTES, _LARGE * budget_bytes)
     return max((loss.large_logits(n_labels, least) for loss in losses), default=0)

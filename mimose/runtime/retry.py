@@ -57,9 +57,8 @@ def may_run_again(
         given: The inputs of the model.
 
     Returns:
-        Whether to run the forward again. Call `rewind` first, without a reference to
-        the
-        error: its traceback keeps the tensors of the failed forward.
+        Whether to run the forward again. Call `rewind` first, and hold no reference to
+        the error, because its traceback keeps the tensors of the failed forward.
     """
     runs_out = is_out_of_memory(error)
     if runs_out:
@@ -94,15 +93,15 @@ def may_run_again(
 
 
 def rewind(engine: Engine, step: Step) -> None:
-    """Put the process back to where a forward began.
+    """Restore the state of the process at the beginning of a forward.
 
-    What autocast has cast, it keeps for the next forward inside of it. That is older
-    then than what uses it, and gradients would be added in another order. Where an
-    earlier forward of the window has filled the cache, it stays.
+    Autocast caches its casts. A cast from the failed forward would be older than the
+    nodes that use it, and gradients would be added in another order. So the cache is
+    cleared, unless an earlier forward of the window has filled it.
 
     Args:
         engine: The session's parts.
-        step: Whose forward is to be run again.
+        step: The step whose forward runs again.
     """
     release_memory(engine.device)
     if not step.part:
@@ -111,7 +110,7 @@ def rewind(engine: Engine, step: Step) -> None:
 
 
 def _others_wait(engine: Engine, error: BaseException, what: str, why: str) -> bool:
-    """Whether other ranks wait for what has failed; then the error says so."""
+    """Whether other ranks wait for what has failed; adds this to the error."""
     if why and not is_final(error):
         held = format_bytes(engine.memory_limit.least_bytes())
         budget = format_bytes(engine.memory_limit.budget_bytes)
@@ -120,7 +119,7 @@ def _others_wait(engine: Engine, error: BaseException, what: str, why: str) -> b
 
 
 def release_memory(device: torch.device) -> None:
-    """Collect cycles that pin tensors, and free cached blocks."""
+    """Collect cycles that hold tensors, and free cached blocks."""
     gc.collect()
     if device.type != "cpu":
         torch.accelerator.empty_cache()

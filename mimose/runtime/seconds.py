@@ -1,15 +1,14 @@
-"""What steps take on the device, and what steps to come will.
+"""Measures the seconds of steps on the device, and predicts those of later steps.
 
 Note: [A step's seconds]
-A step lasts from the begin of its first forward to the end of its backward, and has a
-share of the optimizer's step: its windows share it. An accelerator's own events tell
-both, and are read on request: the host waits for nothing. On a CPU it is the
-host's clock.
+A step lasts from the begin of its first forward to the end of its backward. All steps
+before an optimizer step share its time. On an accelerator, events measure both; they
+are read only on request, so the host does not wait. On a CPU the host's clock measures.
 
-They follow from the FLOPs of the layers' forwards, the bytes that these save (what
-waits for memory grows with them), what the plan adds, and a time that does not depend
-on the batch: four rates, none of them negative, for each context. On the simulated H100
-they tell steps with other rows and lengths to 1% in the median.
+Four rates predict the seconds of a context's steps: seconds for each FLOP of the
+layers' forwards, for each byte that these save (which memory-bound operators follow),
+for the plan's extra cost, and a fixed time. No rate is negative. On the simulated H100
+the median error is 1% for steps with other rows and lengths.
 """
 
 from __future__ import annotations
@@ -30,37 +29,37 @@ from mimose.predictors import fit_rates
 from mimose.types import MOST_CONTEXTS, Context, StepInput
 
 Mark: TypeAlias = "torch.Event | float"
-"""A moment of the device, or of the host."""
+"""A moment on the device or on the host."""
 
 _Step: TypeAlias = tuple[StepInput, Sequence[str]]
 """A step, and the actions of its layer calls."""
 
 _LATELY, _FEW = 64, 16
-"""The model's steps, of a context, and the optimizers' that rates are fitted to."""
+"""Rates are fitted to the last 64 steps of a context and 16 optimizer steps."""
 _LEAST, _LEAST_SHAPES = 6, 3
-"""Fewer steps, or shapes, tell nothing."""
+"""With fewer steps or shapes, no rates are fitted."""
 _MORE = "~more"
-"""Marks a context's steps whose plans added something: others do not tell what."""
+"""Marks a context's steps whose plans have an extra cost: only these show its rate."""
 _DOUBT = 0.1
-"""What a guess weighs beside a step."""
+"""The weight of a guess; a step has weight 1."""
 
 
 class Rates(NamedTuple):
-    """What a step's seconds are made of."""
+    """The rates that predict a step's seconds."""
 
     fixed: float
-    """Seconds of every step, its share of the optimizer's included."""
+    """Seconds of every step, with its share of the optimizer step."""
     flop: float
     """Seconds for each FLOP of the layers' forwards, backward included."""
     byte: float
     """Seconds for each byte that these save."""
     extra: float
-    """Seconds for each layer of a plan's cost."""
+    """Seconds for each 1 of the plan's cost."""
 
     def parts(
         self, flops: float, held_bytes: float, cost: float
     ) -> tuple[float, float, float]:
-        """Return a step's seconds, those that are fixed, and those for its plan.
+        """Return a step's seconds, the fixed part, and the part for its plan.
 
         The arguments are what `step_work` returns.
         """
@@ -73,8 +72,8 @@ class StepSeconds:
     """Times steps, and fits rates to them on request.
 
     Args:
-        device: Where the model is.
-        learner: Knows what steps compute and save.
+        device: The model's device.
+        learner: Predicts what steps compute and save.
     """
 
     def __init__(self, device: torch.device, learner: Learner) -> None:
@@ -85,17 +84,18 @@ class StepSeconds:
         """Returns this moment."""
         self._timed: deque[tuple[Mark, Mark, _Step | int]]
         self._timed = deque(maxlen=2 * _LATELY)
-        """Begin, end, and which step; of an optimizer's the steps before it."""
+        """Begin, end, and the step; for an optimizer step, the number of steps before.
+        """
         self._new: deque[tuple[_Step, float]] = deque(maxlen=_LATELY)
         """Steps and their seconds."""
         self._known: dict[Context, deque[tuple[float, ...]]] = {}
-        """By context, with and without `_MORE`, the work of steps and their seconds."""
+        """The work and seconds of steps by context, with and without `_MORE`."""
         self._rates: dict[Context, Rates] = {}
-        """Fitted to these."""
+        """The rates fitted to them."""
         self._optimizer: deque[float] = deque(maxlen=_FEW)
-        """Seconds of optimizers' steps, ..."""
+        """Seconds of optimizer steps."""
         self._n_steps: deque[int] = deque(maxlen=_FEW)
-        """... and the model's steps before each."""
+        """Number of the model's steps before each."""
         self._n_since = 0
         self._optimizer_began: Mark | None = None
 
@@ -109,15 +109,15 @@ class StepSeconds:
     def step_ended(
         self, began: Mark, step_input: StepInput, actions: Sequence[str]
     ) -> None:
-        """Record that a step's backward ends at this moment.
+        """Record that a step's backward ends now.
 
         Args:
-            began: As its first forward did.
+            began: When its first forward began.
             step_input: Its context and sizes.
-            actions: Of its layer calls, as they ran.
+            actions: The actions of its layer calls.
         """
         ended = self.mark()
-        if self._optimizer_began is not None:  # a closure, which has run this step
+        if self._optimizer_began is not None:  # the optimizer's closure ran this step
             self._optimizer_began = ended
         self._n_since += 1
         self._timed.append((began, ended, (step_input, actions)))
@@ -128,7 +128,7 @@ class StepSeconds:
 
     def optimizer_ended(self) -> None:
         """Record that a step of one of the model's optimizers has ended."""
-        if self._optimizer_began is None:  # it is part of a backward, or of another's
+        if self._optimizer_began is None:  # part of a backward or another optimizer's
             return
         self._timed.append((self._optimizer_began, self.mark(), self._n_since))
         self._n_since, self._optimizer_began = 0, None
@@ -136,7 +136,7 @@ class StepSeconds:
     # ------------------------------------------------------------------ reporting
 
     def _read(self) -> None:
-        """Take in what the device has done by now."""
+        """Read all timings that the device has finished."""
         while self._timed:
             began, ended, which = self._timed[0]
             if isinstance(began, float):
@@ -155,13 +155,13 @@ class StepSeconds:
                 self._new.append((which, seconds))
 
     def rates(self, context: Context) -> Rates | None:
-        """Return what the seconds of steps of a context are made of.
+        """Return the rates of a context.
 
         Args:
-            context: Theirs.
+            context: The context of the steps.
 
         Returns:
-            None where too few such steps were timed, or too few shapes.
+            None if too few steps or shapes were timed.
         """
         self._take_in()
         own = without_rows(context)
@@ -177,14 +177,14 @@ class StepSeconds:
         return rates._replace(fixed=rates.fixed + per_step * median(self._optimizer))
 
     def _take_in(self) -> None:
-        """Find what steps have computed and saved, of those that the model knows."""
+        """Add the work of timed steps whose context the cost model knows."""
         self._read()
         model = self._learner.model
         for _ in range(len(self._new)):
             step, seconds = self._new.popleft()
             step_input, actions = step
             if step_input.context not in model.patterns:
-                self._new.append((step, seconds))  # its lesson waits
+                self._new.append((step, seconds))  # the model has not learned it yet
                 continue
             if len(actions) != len(model.pattern(step_input).calls):
                 continue
@@ -201,7 +201,7 @@ class StepSeconds:
             del self._known[next(iter(self._known))]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was timed, ready for JSON."""
+        """Return what was timed, as JSON values."""
         self._take_in()
         return {
             "steps": {own: list(known) for own, known in self._known.items()},
@@ -210,10 +210,10 @@ class StepSeconds:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Load what another session has timed; an older state has nothing.
+        """Load what another session has timed.
 
         Args:
-            state: What ``state_dict`` returned, or nothing.
+            state: What ``state_dict`` returned; empty in an older state.
         """
         for waiting in (self._timed, self._new, self._rates):
             waiting.clear()
@@ -229,14 +229,15 @@ def _fitted(known: Sequence[tuple[float, ...]]) -> Rates:
     rows = np.array(known)
     work, seconds = rows[:, :-1], rows[:, -1]
     flops, _, _ = work.mean(axis=0)
-    # As long as plans differ little: what is run again takes a third of a layer's time.
+    # A guess for when plans differ little: a recomputation takes a third of a layer's
+    # time.
     guess = _DOUBT * np.array((0.0, -flops / 3.0, 0.0, flops)) / seconds.mean()
     design = np.column_stack((np.ones(len(work)), work))
     return Rates(*fit_rates(design, seconds, guess).tolist())
 
 
 def _has_events(device: torch.device) -> bool:
-    """Whether a device has events that tell times."""
+    """Whether a device has events that measure time."""
     if device.type == "cpu":
         return False
     try:

@@ -390,7 +390,7 @@ class Step:
         window.trace = Trace(meter, self._budget_bytes)
         window.trace.mark("start")
         if self.growth_bytes is not None:
-            # Actions that are tried do not change the prediction.
+            # Trying other actions does not change the prediction.
             window.trace.predicted_bytes = self.start_bytes + self.growth_bytes
 
     def next_action(self) -> str:
@@ -412,11 +412,11 @@ class Step:
         return action
 
     def note_ran(self, decision: Decision | None) -> None:
-        """Record what its forward has run.
+        """Record which layer calls its forward ran.
 
         Args:
-            decision: The decision for just that; None if it ran other or more layers
-                than planned.
+            decision: The decision for exactly these calls; None if other or more layers
+                ran than planned.
         """
         if decision is not None:
             self.decision = decision
@@ -429,12 +429,12 @@ class Step:
         self.withdraw(f"{what} layers ran than in measured steps with such inputs")
 
     def withdraw(self, reason: str) -> None:
-        """Predict nothing any more, for a reason."""
+        """Withdraw the prediction, for a reason."""
         self.growth_bytes, self.reason = None, reason
         self.decision = replace(self.decision, growth_bytes=None)
 
     def keep_calls(self) -> None:
-        """Record what was read of its layer calls: its forward is left."""
+        """Record what was measured of its layer calls, as its forward ends."""
         trace = self.window.trace
         if trace is not None:
             self._calls = [e for e in trace.calls if e.part == self.part]
@@ -448,17 +448,17 @@ class Step:
 
     @property
     def why_dead(self) -> str:
-        """Why it ends without the end of a backward."""
+        """Why no end of a backward was seen."""
         calls = self._calls or ()
         if self.stage is Stage.BACKWARD or any(e.has_gradient for e in calls):
             return self.unseen or _NO_END
         return self.unseen or _NO_BACKWARD
 
     def close(self, reason: str = "", *, has_ended: bool) -> StepRecord:
-        """End the step, and return its record.
+        """Close the step, and return its record.
 
         Args:
-            reason: Why it is not an ordinary step; "" leaves what was known before.
+            reason: Why it is not an ordinary step; "" keeps an earlier reason.
             has_ended: Whether its backward has run to its end.
         """
         self.stage = Stage.CLOSED
@@ -468,7 +468,7 @@ class Step:
         return self.record()
 
     def record(self) -> StepRecord:
-        """Return what is known of the step by now."""
+        """Return a record of what is known of the step now."""
         growth, peaks = self.growth_bytes, self.window.peaks
         chosen, found = self.decision.chosen, self._calls
         actions, flops = tuple(self._unplanned), self.flops
@@ -506,17 +506,17 @@ class Step:
 
 
 class Steps:
-    """The steps whose backward may still come, each followed to its outcome.
+    """Follows the steps whose backward may still run, each to its outcome.
 
     Args:
         engine: The session's parts.
 
     Attributes:
         n_begun: Forwards begun so far.
-        open: Those whose forward has ended, up to the end of their backward.
-        retained: The outputs of the last step, or what the user holds of them.
-        is_shared: Whether the step that this forward belongs to cannot be planned.
-        releases: Whether the user lets a step's outputs go before the next backward.
+        open: Steps between the end of their forward and the end of their backward.
+        retained: The last step's outputs, by weak references.
+        is_shared: Whether the current forward is part of a step that cannot be planned.
+        releases: Whether the user frees a step's outputs before the next backward.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -526,7 +526,8 @@ class Steps:
         self._window: Window | None = None
         self._shared_until = -1
         self._wall_of: weakref.ref[Any] | None = None
-        """The last forward's graph: as it goes without a backward, the wall falls."""
+        """The last forward's graph. If it is freed without a backward, the memory limit
+        is lifted."""
         self._has_missed = False
         self.n_begun = 0
         self.open: list[Step] = []
@@ -537,13 +538,13 @@ class Steps:
     # ------------------------------------------------------------------ forwards
 
     def begin(self) -> Window | None:
-        """Close the steps that get no backward any more: another forward begins.
+        """Close the steps that get no backward any more, as a forward begins.
 
-        Inside a backward none whose backward has begun is closed: user code runs a
-        forward in it.
+        If user code runs the forward inside a backward, steps whose backward has begun
+        stay open.
 
         Returns:
-            The window that the forward is part of; None where it begins one.
+            The window that the forward joins; None if it begins one.
         """
         self._wall_of = None
         is_inside = current_graph_task() != NO_GRAPH_TASK
@@ -559,7 +560,7 @@ class Steps:
 
     @property
     def has_window(self) -> bool:
-        """Whether forwards have run whose backward may still come, or runs."""
+        """Whether there are forwards whose backward runs or may still run."""
         return any(s.can_come and not s.window.is_left for s in self.open)
 
     def _settle(self, *, is_inside: bool) -> None:
@@ -571,7 +572,7 @@ class Steps:
         self._close_dead()
 
     def _close_dead(self) -> None:
-        """Close steps whose graph is gone; their windows go on without them."""
+        """Close steps whose graph was freed, and remove them from their windows."""
         for step in [step for step in self.open if not step.can_come]:
             window = step.window
             if window.is_running:
@@ -589,11 +590,11 @@ class Steps:
             self._engine.records.close(step.close(reason, has_ended=False))
 
     def forward_ended(self, step: Step, output: Any, counts: tuple[int, ...]) -> None:
-        """Wait for the backward of a step.
+        """Prepare for the backward of a step.
 
         Args:
             step: The step.
-            output: What the root returned.
+            output: What the model returned.
             counts: How often each layer was called in its window.
         """
         window = step.window
@@ -626,7 +627,7 @@ class Steps:
         self._memory_limit.drop_wall()
 
     def _unseen(self, tensors: Sequence[torch.Tensor], output: object) -> str:
-        """Say why the backward of a step will not be seen."""
+        """Return why the backward of a step will not be seen."""
         if tensors:
             return _NO_GRADIENT
         kind = type(output).__name__
@@ -653,7 +654,7 @@ class Steps:
         self._engine.records.close(step.close(reason, has_ended=False))
 
     def abandon(self) -> None:
-        """Begin a new window with the next forward: the last step has failed."""
+        """Begin a new window with the next forward, because the last step failed."""
         self._settle(is_inside=False)
         self._window = None
 
@@ -665,14 +666,14 @@ class Steps:
         self._is_finished = True
 
     def note_peak(self, level_bytes: int) -> None:
-        """Take in a peak: it is one of each step that is open."""
+        """Record a peak for each open step."""
         for step in self.open:
             step.window.peak_bytes = max(step.window.peak_bytes, level_bytes)
 
     # ------------------------------------------------------------------ backward
 
     def _note_gradient(self, step: Step, gradient: torch.Tensor) -> None:
-        """Record a gradient of a forward's outputs, closed or not."""
+        """Record that a forward's output, of an open or closed step, got a gradient."""
         window = step.window
         if step.stage is Stage.WAITING:
             step.stage = Stage.BACKWARD
@@ -686,13 +687,13 @@ class Steps:
         if self._window is window:
             self._window = None
         if step.has_wall:
-            # The user may have run an evaluation, or another optimizer, meanwhile.
+            # An evaluation or an optimizer step since then may have lifted the limit.
             self._memory_limit.raise_wall()
-        # Come after who has been called since: FSDP2 reduces what is left there.
+        # Queued twice, to run after callbacks queued since (FSDP2 reduces gradients).
         queue_callback(partial(queue_callback, partial(self._end_backward, window)))
 
     def _end_backward(self, window: Window) -> None:
-        """Make the outcome of a window: what its last forward tells is true of all."""
+        """End a window's backward: read its peaks, and close it."""
         if not window.is_running:  # the session was detached meanwhile
             return
         window.is_running = False
@@ -725,9 +726,10 @@ class Steps:
         self._close_window(window)
 
     def _part_with_others(self, window: Window) -> None:
-        """Let forwards go that the backward did not go through.
+        """Remove forwards that the backward did not go through.
 
-        Where their graphs live, theirs may still come: each is a window by itself then.
+        If their graphs are still there, their backward may still run: then each becomes
+        a window by itself.
         """
         others = [step for step in window.steps if step.stage is Stage.WAITING]
         if others:
@@ -757,7 +759,7 @@ class Steps:
         n_retries = 0
         for step in window.steps:
             self.open.remove(step)
-            step.growth_bytes = last.growth_bytes  # it knew all of them
+            step.growth_bytes = last.growth_bytes  # predicted with all forwards known
             record = step.close(has_ended=True)
             records.append(record)
             actions += record.actions
@@ -785,10 +787,10 @@ class Steps:
         )
 
     def _end_again(self, window: Window) -> None:
-        """Another backward through a window that is closed: its peaks are recorded.
+        """Record the peaks of another backward through a closed window.
 
-        Where another forward has begun since, that runs beside what this one holds:
-        such steps are not planned for a while.
+        If another forward has begun since, it ran while this window held memory: such
+        steps are not planned for a while.
         """
         if self.n_begun > window.steps[-1].number + 1:
             self._shared_until = self.n_begun + LATELY
@@ -802,7 +804,7 @@ class Steps:
 
 
 def _alive(outputs: Retained) -> int:
-    """Return how many bytes of some outputs are still there."""
+    """Return how many bytes of some outputs are still held."""
     return sum(n for ref, n in outputs.values() if ref() is not None)
 
 

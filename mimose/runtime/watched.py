@@ -173,13 +173,13 @@ class ShapesToCome:
 
     Args:
         policy: Predicts.
-        learner: Knows whether there is anything new.
-        checks: Refuse what no plan can keep within the budget.
+        learner: Its number of steps shows whether it has learned something new.
+        checks: Raises if no plan keeps a shape within the budget.
 
     Attributes:
-        unknown: Shapes that nothing is known of yet.
-        largest: The shape that takes most, as far as is known; None of none.
-        least_peak_bytes: What that takes at the least; None where it is not known yet.
+        unknown: Shapes without a prediction yet.
+        largest: The shape with the highest known peak; None without shapes.
+        least_peak_bytes: That peak under the safest plan; None if not known yet.
     """
 
     def __init__(self, policy: Policy, learner: Learner, checks: BudgetChecks) -> None:
@@ -194,11 +194,11 @@ class ShapesToCome:
     def expect(
         self, shapes: Iterable[Mapping[str, int]], table: SizeTable | None
     ) -> None:
-        """Take shapes in place of those given before.
+        """Set the expected shapes, in place of earlier ones.
 
         Args:
             shapes: Sizes by name, each at least 1.
-            table: Of the last step's arguments; None before the first.
+            table: The size table of the last step; None before the first.
 
         Raises:
             MimoseError: A name is not one of the model's.
@@ -214,15 +214,15 @@ class ShapesToCome:
         self.largest, self.least_peak_bytes = next(iter(shapes_listed), None), None
 
     def check(self, step_input: StepInput, table: SizeTable, memory: Memory) -> None:
-        """Make sure that the budget can hold for the shapes to come.
+        """Check that the expected shapes can be trained within the budget.
 
         Args:
-            step_input: The step to come; sizes without a name are as here.
+            step_input: The next step; gives the sizes that a shape does not name.
             table: Names its sizes.
             memory: What is held, and the budget.
 
         Raises:
-            InfeasibleBudgetError: It cannot.
+            InfeasibleBudgetError: One cannot.
         """
         n_steps = self._learner.model.n_steps
         if not self.unknown or n_steps in (0, self._as_of):
