@@ -1,5 +1,5 @@
-"""What may happen to the activations of one call of a layer: an action a file.
+"""Actions: what may happen to the activations of a layer call. One file for each.
 
-In comes a call, with a probe where its step is measured; out goes what the layer
+The input is a call, with a probe if its step is measured. The output is what the layer
 returns. A new action is a class with a `spec`, listed in `registry`.
 """

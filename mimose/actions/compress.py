@@ -71,7 +71,7 @@ _POWERS = frozenset(("pow", "__pow__"))
 
 
 class Operation(NamedTuple):
-    """A call of a function, while it runs."""
+    """A running call of a function."""
 
     name: str
     args: Sequence[Any]
@@ -133,9 +133,9 @@ def _packed(
     """Return a storage in fewer bytes.
 
     Args:
-        tensor: Lies in it.
-        held: What is held in its place.
-        fill: Fills (n,) elements of the storage from that.
+        tensor: A tensor in the storage.
+        held: The tensors that are held in its place.
+        fill: Fills the (n,) elements of a storage from these.
     """
     like, n_elements = tensor.new_empty(0), _elements(tensor).numel()
 
@@ -149,7 +149,7 @@ def _packed(
 
 
 def _elements(tensor: torch.Tensor) -> torch.Tensor:
-    """Return (n,) all elements of a tensor's storage, as they lie in it."""
+    """Return (n,) all elements of a tensor's storage, in their order."""
     return tensor.new_empty(0).set_(tensor.untyped_storage())
 
 
@@ -165,9 +165,9 @@ def _is_dense(tensor: torch.Tensor) -> bool:
 
 
 def _pack_signs(tensor: torch.Tensor) -> torch.Tensor:
-    """Return a bit an element: whether a ReLU lets its gradient through.
+    """Return a bit for each element: whether a ReLU passes its gradient on.
 
-    It does where its result is not a number.
+    It does so also if its result is NaN.
     """
     return pack_flags((_elements(tensor) <= 0).logical_not_())
 
@@ -177,14 +177,14 @@ def _fill_signs(elements: torch.Tensor, signs: torch.Tensor) -> None:
 
 
 def _leave(_: torch.Tensor) -> None:
-    """Leave elements as they are: no backward reads them."""
+    """Leave elements unchanged, because no backward reads them."""
 
 
 class _CallCodec(TorchFunctionMode):
-    """Packs what one call saves, by what it is read for: a `Codec`.
+    """Packs what one call saves, by its role: a `Codec`.
 
     Args:
-        values: Packs what is not exact.
+        values: Packs values with errors.
     """
 
     def __init__(self, values: Quantize | Pool) -> None:
@@ -192,12 +192,12 @@ class _CallCodec(TorchFunctionMode):
         self._values = values
         self._operation = Operation("", ())
         self._signs: dict[int, tuple[weakref.ref[Any], torch.Tensor]] = {}
-        """By storage of a ReLU's result."""
+        """Signs by storage of a ReLU's result."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        """Run a function, and know meanwhile which it is."""
+        """Run a function, and record it while it runs."""
         outer = self._operation
         self._operation = Operation(getattr(func, "__name__", ""), args)
         try:
@@ -206,11 +206,11 @@ class _CallCodec(TorchFunctionMode):
             self._operation = outer
 
     def watching(self) -> contextlib.AbstractContextManager[object]:
-        """Return the mode, which is entered while the forward runs."""
+        """Return the mode, in which the forward runs."""
         return self
 
     def role(self, tensor: torch.Tensor) -> tuple[Role, torch.dtype] | None:
-        """Return what a tensor that is just saved is read for; None where it stays."""
+        """Return the role and dtype of a saved tensor; None if it stays."""
         role = self._operation.role(tensor)
         if role is None or tensor.dtype not in _DTYPES:
             return None
@@ -222,7 +222,7 @@ class _CallCodec(TorchFunctionMode):
     def pack(
         self, tensor: torch.Tensor, role: tuple[Role, torch.dtype]
     ) -> Packed | None:
-        """Pack a tensor's storage for what it is read for."""
+        """Pack a tensor's storage for its role."""
         storage = tensor.untyped_storage()
         key = storage_key(storage)
         if role[0] is Role.SHAPE:
@@ -239,18 +239,18 @@ class _CallCodec(TorchFunctionMode):
 # ----------------------------------------------------------------------- quantization
 
 _GROUP = 128
-"""Elements that share a least and a step."""
+"""Number of elements that share a minimum and a step."""
 _AT_ONCE = 2**13
-"""Groups that are worked on together."""
+"""Number of groups that are processed together."""
 
 
 class Quantize:
-    """Holds values in few bits, rounded so that they are right on average.
+    """Holds values in few bits, rounded without bias.
 
-    Elements that lie together share their least and a step; each is held as a number of
-    steps, rounded up with the probability of what lies above the step below. So errors
-    of many elements cancel in a gradient that is linear in them. Its random numbers are
-    its own: dropout and whatever else draws from torch's generators is not disturbed.
+    Neighbouring elements share a minimum and a step. Each is held as a number of steps,
+    rounded up or down at random so that its mean is exact. So the errors of many
+    elements cancel in a gradient that is linear in them. It draws from its own
+    generators, so dropout and other users of torch's generators are not affected.
 
     Args:
         bits: 8 or 4.
@@ -273,7 +273,7 @@ class Quantize:
         groups = groups.view(-1, _GROUP)
         dtype = torch.promote_types(tensor.dtype, torch.float32)
         least, most = groups.amin(1, True).to(dtype), groups.amax(1, True).to(dtype)
-        # No group divides by zero, or by a step that was rounded itself.
+        # No step is zero or subnormal.
         steps = (most - least).div_(2**self._bits - 1)
         steps.clamp_(min=torch.finfo(dtype).tiny)
         if not bool(steps.isfinite().all()):
@@ -284,7 +284,7 @@ class Quantize:
         return _packed(tensor, (ranges, codes), self._fill)
 
     def _codes(self, part: torch.Tensor, ranges: torch.Tensor) -> torch.Tensor:
-        """Return (groups, bytes) how many steps above the least values are."""
+        """Return (groups, bytes) the number of steps above the minimum."""
         least, steps = ranges
         above = part.to(least.dtype).sub(least).div_(steps)
         device = part.device
@@ -319,15 +319,15 @@ def _split(groups: torch.Tensor, dim: int = 0) -> Sequence[torch.Tensor]:
 
 
 class Pool:
-    """Holds what a weight's gradient alone reads as means over neighbouring places.
+    """Holds means over neighbouring places of what only a weight's gradient reads.
 
-    The gradient of a layer's input asks for its weight and not for its input, so that
-    it stays exact; the weight's own sums products over all places, and neighbouring
-    places are alike. Where a ReLU's backward reads the same storage what was zero is
-    zero again, and a block's mean is over the others: then its sum stays what it was.
+    The gradient of a layer's input needs the weight and not the input, so it stays
+    exact. The gradient of the weight sums products over all places, and neighbouring
+    places are alike. If a ReLU's backward reads the same storage, zeros are restored,
+    and a block's mean is over its other elements, so that its sum is unchanged.
 
     Args:
-        factor: The block's length in each dimension of the place: height and width of
+        factor: The length of a block in each dimension of places: height and width of
             images, the sequence of texts.
     """
 
@@ -339,15 +339,15 @@ class Pool:
     def pack(
         self, tensor: torch.Tensor, operation: Operation, signs: torch.Tensor | None
     ) -> Packed | None:
-        """Pack a tensor's storage, if it fills that and has several places.
+        """Pack a tensor's storage, if the tensor fills it and has several places.
 
         Args:
-            tensor: Saved.
-            operation: Who saves it.
-            signs: A bit an element, where the storage is that of a ReLU's result.
+            tensor: The saved tensor.
+            operation: The operation that saves it.
+            signs: A bit for each element if it is a ReLU's result; otherwise None.
 
         Returns:
-            None where it has to stay.
+            None if it must stay.
         """
         found = _planes(tensor, operation)
         if found is None or not _is_dense(tensor):
@@ -381,7 +381,7 @@ class Pool:
 def _planes(
     tensor: torch.Tensor, operation: Operation
 ) -> tuple[torch.Tensor, Sequence[int]] | None:
-    """Return (samples, channels, rows, columns) of an operand, and what is a place."""
+    """Return (samples, channels, rows, columns) an operand, and the dims of places."""
     name, dims = operation.name, operation.args[0].dim()
     if name == "conv2d" and dims == 4:
         return tensor, (2, 3)
@@ -393,7 +393,7 @@ def _planes(
 
 
 def _means(planes: torch.Tensor, block: list[int]) -> torch.Tensor:
-    """Return the means of blocks; those at the edge are over what is there."""
+    """Return the means of blocks; those at the edge may be smaller."""
     return functional.avg_pool2d(planes, block, ceil_mode=True, count_include_pad=False)
 
 
@@ -403,4 +403,4 @@ ACTIONS = (
     SavedTensorAction(QUANTIZE, lambda _: partial(_CallCodec, Quantize(8))),
     SavedTensorAction(QUANTIZE_4, lambda _: partial(_CallCodec, Quantize(4))),
 )
-"""All that are lossy."""
+"""All lossy actions."""

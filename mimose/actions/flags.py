@@ -1,4 +1,4 @@
-"""Flags, a bit each."""
+"""Packs flags into bits."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def pack_flags(flags: torch.Tensor) -> torch.Tensor:
     Args:
         flags: (n,) truth values, on any device; packed there.
     """
-    if flags.is_cpu:  # NumPy does it ten times as fast there
+    if flags.is_cpu:  # NumPy is ten times as fast there
         return torch.from_numpy(np.packbits(flags.numpy(), bitorder="little"))
     short = -flags.numel() % 8
     rows = torch.nn.functional.pad(flags, (0, short)).view(-1, 8)
@@ -23,11 +23,11 @@ def pack_flags(flags: torch.Tensor) -> torch.Tensor:
 
 
 def unpack_flags(packed: torch.Tensor, n_flags: int) -> torch.Tensor:
-    """Return (n,) the flags that were packed; their storage may hold some more.
+    """Return (n,) the flags that were packed, in a storage that may be larger.
 
     Args:
         packed: What `pack_flags` returned.
-        n_flags: How many they were.
+        n_flags: Number of flags.
     """
     if packed.is_cpu:
         found = np.unpackbits(packed.numpy(), count=n_flags, bitorder="little")

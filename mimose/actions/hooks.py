@@ -1,17 +1,17 @@
-"""What a call saves for its backward, held in another form or in another place.
+"""Holds what a call saves for its backward in another form or place.
 
 Note: [What stays]
 A pair of hooks sees each tensor that autograd saves while a layer runs. Weights and
-buffers stay as they are, and so does what two layers share: the call's inputs, and what
-it returns. Whether a tensor is returned shows only as the call ends; what it was packed
-to goes again then. So it is with storages that another node of the call holds as they
-are, for they would be there twice.
+buffers stay unchanged. So do the call's inputs and outputs, which other layers share.
+Only the end of the call shows which tensors are outputs, so these are packed at first
+and the packed form is dropped then. The same holds for a storage that another node of
+the call holds unpacked, because it would be held twice.
 
 Note: [Edits]
-Autograd does not look whether a tensor was edited once hooks have it. So each holder
-has the tensor's counter of edits beside it, in a tensor without elements, and an edit
-is an error as it is without hooks. Edits through ``.data`` count nowhere: where one
-storage is saved twice, a layer's first call compares its bits with those before.
+Autograd does not check edits of tensors that hooks have packed. So each holder keeps
+the tensor's version counter, in a tensor without elements, and an edit is an error as
+without hooks. Edits through ``.data`` have no counter: if a storage is saved twice in a
+layer's first call, its bits are compared.
 """
 
 from __future__ import annotations
@@ -47,50 +47,50 @@ from mimose.torch_private import (
 )
 
 _LEAST_BYTES = 4096
-"""Smaller storages stay: compressing takes microseconds to begin, and the record of one
-takes most of a kilobyte itself."""
+"""Smaller storages stay, because to compress one takes microseconds to begin, and its
+record takes almost a kilobyte."""
 _WITH_STREAMS = frozenset({"cuda", "xpu"})
 _SAME_VALUES = frozenset(
     ("TBackward0", "ToCopyBackward0", "TransposeBackward0", "ViewBackward0")
 )
-"""Nodes between a weight and a tensor that is one still."""
+"""Nodes through which a tensor is still a weight."""
 _ACCUMULATE = "torch::autograd::AccumulateGrad"
 
 Fail: TypeAlias = Callable[[str], NoReturn]
-"""Raises the error that names a layer, and says why."""
+"""Raises an error that names a layer and the reason."""
 
 
 class Codec(Protocol):
     """Packs the storages of one call."""
 
     def watching(self) -> contextlib.AbstractContextManager[object]:
-        """Return what is entered while the call's forward runs."""
+        """Return a context in which the call's forward runs."""
         ...
 
     def role(self, tensor: torch.Tensor) -> Hashable | None:
-        """Return as what a tensor may be packed that is just saved; None for never."""
+        """Return the role in which a tensor is being saved; None if it must stay."""
         ...
 
     def pack(self, tensor: torch.Tensor, role: Any) -> Packed | None:
-        """Pack the storage of a tensor; None where it has to stay."""
+        """Pack the storage of a tensor; None if it must stay."""
         ...
 
 
 def stream_now(device: torch.device) -> object:
-    """Return the stream that this thread computes on; None on a device without."""
+    """Return this thread's stream; None on a device without streams."""
     if device.type not in _WITH_STREAMS:
         return None
     return torch.accelerator.current_stream(device)
 
 
 class Box:
-    """A packed storage. One backward brings it back once, for all who read it.
+    """A packed storage. One backward unpacks it once for all readers.
 
     Args:
-        packed: What the storage was packed to.
+        packed: The packed form of the storage.
 
     Attributes:
-        packed: The same; None where the storage itself is held after all.
+        packed: The same; None if the storage itself is held after all.
     """
 
     __slots__ = ("__weakref__", "_back", "_stream", "packed")
@@ -101,7 +101,7 @@ class Box:
         self._stream: object = None
 
     def storage(self, device: torch.device) -> torch.UntypedStorage:
-        """Return the storage, for the stream that this thread computes on."""
+        """Return the storage, for this thread's stream."""
         if self.packed is None:
             assert self._back is not None
             return self._back
@@ -109,7 +109,7 @@ class Box:
         if self._back is not None and self._stream == stream:
             return self._back
         storage = self.packed.unpack()
-        if current_graph_task() != NO_GRAPH_TASK:  # else another hook reads it
+        if current_graph_task() != NO_GRAPH_TASK:  # outside a backward nothing is kept
             self._back, self._stream = storage, stream
             if keeps_graph():
                 queue_callback(self._forget)
@@ -128,9 +128,9 @@ class _Saved:
     """Stands for a saved tensor: Note: [Edits].
 
     Args:
-        tensor: What is saved.
-        box: Holds its storage; None where that stays.
-        refuse: Raises the error that names the layer.
+        tensor: The saved tensor.
+        box: Holds its storage; None if the storage stays.
+        fail: Raises the error that names the layer.
     """
 
     __slots__ = ("__weakref__", "_box", "_fail", "_looks", "_version", "tensor")
@@ -143,7 +143,7 @@ class _Saved:
         if box is not None:
             offset, shape = self.tensor.storage_offset(), self.tensor.shape
             self._looks = offset, shape, self.tensor.stride()
-            self.tensor.data = self.tensor.new_empty(0)  # which counts the same edits
+            self.tensor.data = self.tensor.new_empty(0)  # keeps the version counter
 
     def give(self) -> torch.Tensor:
         """Return the tensor.
@@ -161,10 +161,10 @@ class _Saved:
 
 
 class _Seen:
-    """A storage that was packed, as it was when it was saved first.
+    """A storage that was packed, at the time it was first saved.
 
     Args:
-        tensor: Lies in it.
+        tensor: A tensor in the storage.
         words: The sum of its bits, in a layer's first call.
     """
 
@@ -178,17 +178,17 @@ class _Seen:
         self._storage: weakref.ref[Any] = weakref.ref(storage)
 
     def now(self) -> torch.UntypedStorage | None:
-        """Return the storage; None where it has been freed."""
+        """Return the storage; None if it was freed."""
         found: torch.UntypedStorage | None = self._storage()
         return found
 
     def is_of(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in the storage, which counts no edit since."""
+        """Whether a tensor lies in the storage and has not been edited since."""
         is_same = self._version == version_of(tensor)
         return is_same and self.now() is tensor.untyped_storage()
 
     def differs(self, words: torch.Tensor | None) -> bool:
-        """Whether its bits are others than they were."""
+        """Whether its bits have changed."""
         if words is None or self._words is None:
             return False
         return bool(words != self._words)
@@ -200,14 +200,14 @@ class CallHooks:
     Args:
         codec: Packs it.
         stays: Tensors whose storages stay, in nested containers.
-        refuse: Raises the error that names the layer.
+        fail: Raises the error that names the layer.
         is_first: Whether the call is the layer's first under the action.
 
-    Autograd holds this as long as a node of the call has saved anything.
+    Autograd holds this while a node of the call holds saved tensors.
 
     Attributes:
-        was_refused: Whether a storage has to stay that was to be packed.
-        edits_data: Whether the layer edits through ``.data`` what it has saved.
+        was_refused: Whether the codec could not pack a storage.
+        edits_data: Whether the layer edits saved tensors through ``.data``.
     """
 
     def __init__(
@@ -239,7 +239,7 @@ class CallHooks:
         return saved
 
     def _box(self, tensor: torch.Tensor) -> Box | None:
-        """Return what holds a tensor's storage; None where that stays."""
+        """Return the box with a tensor's storage; None if the storage stays."""
         if type(tensor) is not torch.Tensor or not is_plain(tensor):
             return None
         if tensor.is_conj() or tensor.is_neg() or _is_weight(tensor):
@@ -267,7 +267,7 @@ class CallHooks:
         return seen.boxes[role]
 
     def finish(self, output: object) -> tuple[list[Box], int]:
-        """Return what is packed as the call ends, and the bytes that have gone.
+        """Return the boxes at the end of the call, and the bytes of freed storages.
 
         Note: [What stays]
         """
@@ -287,7 +287,7 @@ class CallHooks:
         gone: dict[int, int] = {}
         for seen, ref in left:
             packed = ref()
-            if packed is not None:  # some node has it
+            if packed is not None:  # a node holds it
                 boxes.append(packed)
                 if seen.now() is None:
                     gone[id(seen)] = seen.n_bytes
@@ -301,7 +301,7 @@ def _words_of(storage: torch.UntypedStorage) -> torch.Tensor:
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
-    """Whether a tensor is a weight, perhaps cast: it stays in memory anyway."""
+    """Whether a tensor is a weight, or a cast of one, which stays in memory anyway."""
     node = tensor.grad_fn
     if node is None:
         return tensor.requires_grad
@@ -311,13 +311,13 @@ def _is_weight(tensor: torch.Tensor) -> bool:
 
 
 class SavedTensorAction:
-    """Holds what a call saves in another form or place: an action.
+    """The action that holds what a call saves in another form or place.
 
     Args:
-        spec: The action's.
-        prepare: Called once a session with what holds its storages on the host, None
-            where nothing does. Returns what makes the codec of each call.
-        host: The session's.
+        spec: The action's spec.
+        prepare: Called once for each session with its `Host`, or None. Returns a
+            function that makes the codec of a call.
+        host: Holds the session's storages on the host; None without one.
     """
 
     def __init__(
@@ -363,12 +363,12 @@ class SavedTensorAction:
     def _record(
         self, probe: Probe, hooks: CallHooks, boxes: list[Box], freed_bytes: int
     ) -> None:
-        """Tell what was held of a call that was measured."""
+        """Record what a measured call holds."""
         measured, kept = probe.trace.calls[probe.index], self._keep.spec.name
         live = measured.held_bytes.get(kept, 0.0)
         measured.set_held(kept, live + freed_bytes)
         packed = [box.packed for box in boxes if box.packed is not None]
-        if hooks.was_refused:  # it would be learned as one that holds so much
+        if hooks.was_refused:  # not to be learned as what the action frees
             for box, each in zip(boxes, packed, strict=True):
                 box.undo(each.unpack())
             measured.keep(kept)

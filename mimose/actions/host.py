@@ -54,28 +54,27 @@ from mimose.worker import lock
 _log = logging.getLogger(__name__)
 
 _PINNED = frozenset({"cuda", "xpu"})
-"""Accelerators whose copies to pinned memory go on beside the computing."""
+"""Accelerators that copy to pinned memory while they compute."""
 LEAST_PIECE = 65536
-"""Bytes of the smallest pinned piece: a copy of so few is mostly the wait for its
-beginning."""
+"""Bytes of the smallest pinned piece. For smaller ones a copy is mostly its start."""
 
 
 # ------------------------------------------------------------------------- the budget
 
 
 def make_host(device: torch.device, host_budget: float | str | None) -> Host | None:
-    """Return what holds a session's tensors on the host.
+    """Return the `Host` that holds a session's tensors.
 
     Args:
-        device: The model's.
-        host_budget: As `mimose.attach` takes it; None for half of what is free, for
-            loaders and page caches want some, and pinned memory cannot be paged out.
+        device: The model's device.
+        host_budget: As for `mimose.attach`. None for half of what is free, because
+            loaders and page caches need some, and pinned memory cannot be paged out.
 
     Returns:
-        None where the model is on the host itself.
+        None if the model itself is on the host.
 
     Raises:
-        BudgetError: The budget cannot be read, or there is nothing it is for.
+        BudgetError: The budget cannot be read, or the model is on the host.
     """
     if device.type == "cpu":
         if host_budget is not None:
@@ -106,7 +105,7 @@ def parse_host_budget(host_budget: float | str | None, free: int | None) -> int:
 
 
 def _free_bytes() -> int | None:
-    """Return what the host, or this container, has free; None if not known."""
+    """Return the free bytes of the host or this container; None if not known."""
     group = Path("/sys/fs/cgroup")
     found = []
     with contextlib.suppress(OSError, ValueError, IndexError):
@@ -126,14 +125,14 @@ class HostBuffer(list[torch.Tensor]):
 
 
 class HostMemory:
-    """Lends memory of the host, never more than its budget.
+    """Allocates memory of the host, within a budget.
 
     Args:
-        budget_bytes: The most that is lent, and the most that is pinned, at any time.
-        is_pinned: Whether what is lent is pinned.
+        budget_bytes: The most that is allocated, and the most that is pinned.
+        is_pinned: Whether it allocates pinned memory.
 
     Attributes:
-        n_refused: So many requests did not fit.
+        n_refused: Number of requests that did not fit.
     """
 
     def __init__(self, budget_bytes: int, *, is_pinned: bool) -> None:
@@ -142,29 +141,29 @@ class HostMemory:
         self._is_pinned = is_pinned
         self._peak_bytes = self._pinned_peak_bytes = 0
         self._lent: Counter[int] = Counter()
-        """Pieces, by their size."""
+        """Number of pieces in use, by size."""
         self._made: Counter[int] = Counter()
-        """The same, those among them that torch's allocator keeps for others."""
+        """The same with the free pieces that torch's allocator keeps."""
         self._returned: deque[Sequence[int]] = deque()
         self._lock = lock()
 
     def use(self) -> HostUse:
-        """Return what was taken so far."""
+        """Return the use so far."""
         peaks = self._peak_bytes, self._pinned_peak_bytes
         return HostUse(self.budget_bytes, *peaks, self.n_refused)
 
     def most_bytes(self, n_bytes: int) -> int:
-        """Return what a storage takes of the budget at most."""
+        """Return the most that a storage takes of the budget."""
         return n_bytes + (LEAST_PIECE if self._is_pinned else 0)
 
     def take(self, n_bytes: int) -> HostBuffer | None:
-        """Lend memory.
+        """Allocate memory.
 
         Args:
-            n_bytes: At least so many.
+            n_bytes: The least bytes.
 
         Returns:
-            None where that would pass the budget, or the machine itself has no more.
+            None if that would pass the budget, or the machine has no more memory.
         """
         sizes = powers_of_two(n_bytes, LEAST_PIECE) if self._is_pinned else [n_bytes]
         with self._lock:
@@ -179,7 +178,7 @@ class HostMemory:
             if self._is_pinned:
                 self._pin()
         buffer = HostBuffer()
-        # Without a lock, for this may run in the middle of anything.
+        # Without a lock, because garbage collection may run this at any time.
         weakref.finalize(buffer, self._returned.append, sizes)
         try:
             buffer.extend(_piece(size, is_pinned=self._is_pinned) for size in sizes)
@@ -196,7 +195,7 @@ class HostMemory:
         return buffer
 
     def _pin(self) -> None:
-        """Count what is pinned for what is lent; unpin what waits if it is too much."""
+        """Count pinned memory; if it is over the budget, free the unused pieces."""
         made = self._made | self._lent
         if _total(made) > self.budget_bytes:
             empty_host_cache()
@@ -231,16 +230,16 @@ class Host:
     """Holds a device's bytes in the host's memory: Note: [Who waits for whom].
 
     Args:
-        budget_bytes: As many bytes of the host.
-        device: Where tensors come from, and go back to.
-        outward: The stream of copies to the host; None for one of the device's.
-        inward: That of copies back.
-        current: Returns the stream that this thread computes on. Where a device has no
-            streams, copies have ended when they return.
+        budget_bytes: The most bytes of the host.
+        device: The device of the tensors.
+        outward: The stream of copies to the host; None for a new one of the device.
+        inward: The stream of copies back.
+        current: Returns this thread's stream. On a device without streams, copies have
+            ended when they return.
 
     Attributes:
-        memory: Lends the host's.
-        device: The same.
+        memory: Allocates on the host.
+        device: The device of the tensors.
     """
 
     def __init__(
@@ -260,19 +259,18 @@ class Host:
         self.device = device
         self._outward, self._inward, self._current = outward, inward, current
         self._leaving: deque[tuple[Any, torch.Tensor, Any]] = deque()
-        """Copies out: when each has ended, what it copies, and on which stream that
-        was made."""
+        """Copies out: an event at its end, its source, and the source's stream."""
         self._lock = lock()
 
     def to_host(self, source: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Any:
-        """Begin to copy to the host.
+        """Begin a copy to the host.
 
         Args:
             source: (n,) bytes on the device.
-            pieces: Bytes on the host, in all at least as many.
+            pieces: Bytes on the host, together at least n.
 
         Returns:
-            When it has ended, for `to_device`.
+            The event at its end, for `to_device`.
         """
         pairs = [(piece, part) for part, piece in _pairs(source, pieces)]
         ended, computing = self._copy(pairs, self._outward)
@@ -284,11 +282,11 @@ class Host:
     def to_device(
         self, pieces: Sequence[torch.Tensor], n_bytes: int, sent: Any
     ) -> Arrival:
-        """Begin to copy back.
+        """Begin a copy back.
 
         Args:
-            pieces: What was copied to.
-            n_bytes: So many of them.
+            pieces: The bytes on the host.
+            n_bytes: Number of bytes.
             sent: What `to_host` returned.
         """
         self.settle()
@@ -302,7 +300,7 @@ class Host:
         stream: Any,
         *after: Any,
     ) -> tuple[Any, Any]:
-        """Copy behind some events; return when that has ended, for which stream."""
+        """Copy after some events; return the event at its end, and this stream."""
         if stream is None:
             for target, source in pairs:
                 target.copy_(source)
@@ -320,7 +318,7 @@ class Host:
         return stream.record_event(), computing
 
     def settle(self) -> None:
-        """Free what was copied out, once the computing stream waits for the copies."""
+        """Make the computing streams wait for the copies out, and free the sources."""
         with self._lock:
             while self._leaving:
                 ended, _, computing = self._leaving[0]
@@ -329,13 +327,13 @@ class Host:
 
 
 class Arrival:
-    """Bytes that are on their way to the device, or there.
+    """Bytes that are being copied to the device, or are there.
 
     Args:
-        target: What is filled.
-        arrived: When it is; None if it is now.
-        computing: For which stream.
-        current: Returns the stream that a thread computes on.
+        target: The tensor that is filled.
+        arrived: The event after which it is filled; None if it is filled now.
+        computing: The stream that it is for.
+        current: Returns this thread's stream.
     """
 
     __slots__ = ("_arrived", "_computing", "_current", "_target")
@@ -353,9 +351,9 @@ class Arrival:
         self._current = current
 
     def wait(self) -> torch.Tensor | None:
-        """Return it, for what this thread computes from now on.
+        """Return the tensor, and make this thread's stream wait for it.
 
-        None where it was made for another stream than this thread's.
+        None if it was made for another stream.
         """
         if self._current() != self._computing:
             return None
@@ -368,14 +366,14 @@ class Arrival:
             self._computing.wait_event(arrived)
 
     def __del__(self) -> None:
-        """Have the computing wait, for its memory may be given to others now."""
+        """Make the stream wait, because the memory may be reused now."""
         self._await()
 
 
 def _pairs(
     flat: torch.Tensor, pieces: Sequence[torch.Tensor]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield (n,) bytes part by part, with what holds each."""
+    """Yield the parts of (n,) bytes, each with its piece."""
     at = 0
     for piece in pieces:
         n_bytes = min(piece.numel(), flat.numel() - at)
@@ -387,20 +385,20 @@ def _pairs(
 
 
 class Packed(NamedTuple):
-    """A storage as it is held between forward and backward."""
+    """The packed form of a storage, held between forward and backward."""
 
     device_bytes: int
     host_bytes: int
-    """What it takes on the host, where that is not the device."""
+    """Bytes on the host, if that is not the device."""
     unpack: Callable[[], torch.UntypedStorage]
-    """Returns a storage that is laid out as the one that was packed."""
+    """Returns a storage with the layout of the one that was packed."""
 
 
 class HostCall:
-    """Sends what one call saves to the host: a `Codec`.
+    """Copies what one call saves to the host: a `Codec`.
 
     Args:
-        host: Holds it.
+        host: Holds it there.
     """
 
     def __init__(self, host: Host) -> None:
@@ -410,18 +408,18 @@ class HostCall:
 
     @contextlib.contextmanager
     def watching(self) -> Iterator[None]:
-        """Have the computing wait for the copies as the forward ends."""
+        """Make the computing stream wait for the copies at the end of the forward."""
         try:
             yield
         finally:
             self._host.settle()
 
     def role(self, tensor: torch.Tensor) -> bool | None:
-        """Return True for any tensor of the device; None for others."""
+        """Return True for tensors of the device; None for others."""
         return tensor.device.type == self._host.device.type or None
 
     def pack(self, tensor: torch.Tensor, role: bool = True) -> Packed | None:
-        """Copy a tensor's storage; None where that would pass the budget."""
+        """Copy a tensor's storage; None if that would pass the budget."""
         del role
         storage, memory = tensor.untyped_storage(), self._host.memory
         buffer = memory.take(storage.nbytes())
@@ -432,7 +430,7 @@ class HostCall:
         return Packed(0, memory.most_bytes(storage.nbytes()), made.unpack)
 
     def asked(self) -> None:
-        """Bring all of it back, when a backward asks for the first of it.
+        """Copy all storages back when a backward needs the first one.
 
         Note: [Who waits for whom]
         """
@@ -447,7 +445,7 @@ class HostCall:
 
 
 class _OnHost:
-    """A storage on the host. Its memory there goes with it."""
+    """A storage on the host, whose memory is freed with it."""
 
     __slots__ = (
         "__weakref__",
@@ -484,7 +482,7 @@ class _OnHost:
         return self._host.to_device(self._buffer, self._n_bytes, self._ended)
 
     def send_for(self) -> None:
-        """Begin to bring it back."""
+        """Begin to copy it back."""
         self._coming = self._fetch()
         if keeps_graph():
             queue_callback(self._forget)
@@ -494,16 +492,16 @@ class _OnHost:
 
 
 class AwayInput:
-    """An input of a call that waits on the host until the call runs again.
+    """An input of a call that is held on the host until the call is recomputed.
 
     It holds no tensor of the call.
 
     Args:
         tensor: The input.
-        packed: Its storage.
+        packed: Its packed storage.
 
     Attributes:
-        stand_in: An empty tensor on the input's device, to be passed in its place.
+        stand_in: An empty tensor on the input's device.
     """
 
     __slots__ = ("_input", "_looks", "_unpack", "stand_in")
@@ -519,6 +517,6 @@ class AwayInput:
         return self._input() is tensor
 
     def bring(self) -> torch.Tensor:
-        """Return the input's values on its device, in a leaf that wants a gradient."""
+        """Return the input on its device, as a leaf that requires a gradient."""
         whole = self.stand_in.new_empty(0)
         return whole.set_(self._unpack(), 0, *self._looks).requires_grad_()

@@ -1,4 +1,4 @@
-"""Keeping a call's activations, as if nothing had been planned."""
+"""Keeps a call's activations, as without a plan."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from mimose.torch_private import pytree, top_saved_hooks
 
 
 class Keep:
-    """Holds all that autograd saves, from the forward to the backward."""
+    """Holds everything that autograd saves, until the backward."""
 
     spec = KEEP
 
     def why_not(self, layer: Layer) -> str | None:
-        """Return "": what can run at all can be kept."""
+        """Return None, because every layer can be kept."""
         del layer
         return None
 
     def run(self, call: Invocation, probe: Probe | None) -> Any:
-        """Run the forward; a first call tells what it changes."""
+        """Run the forward; a first call shows what it changes."""
         layer = call.layer
         if layer.is_known or layer.is_kept:
             return self._run(call, probe)

@@ -1,4 +1,4 @@
-"""Holding on the host what a call has saved, or the input that it runs again from."""
+"""Holds on the host what a call saves, or the input of its recomputation."""
 
 from __future__ import annotations
 
@@ -18,13 +18,14 @@ from mimose.torch_private import saved_names
 
 
 class OffloadInput(Recompute):
-    """Runs a call again from an input that waits on the host until then.
+    """Recomputes a call from an input that is held on the host until then.
 
-    The copy is made as the call begins, beside whose forward it can go on. An input
-    whose maker has saved it stays: it would free nothing.
+    The copy to the host starts when the call begins, and runs beside its forward. If
+    the operator that made the input has saved it, it stays, because moving it would
+    free nothing.
 
     Args:
-        host: Holds it; None in what no session has yet.
+        host: Holds the input; None outside a session.
     """
 
     spec = OFFLOAD_INPUT
@@ -37,7 +38,7 @@ class OffloadInput(Recompute):
         return OffloadInput(host)
 
     def run(self, call: Invocation, probe: Probe | None) -> Any:
-        """Run the forward, and send its input."""
+        """Run the forward, and copy its input to the host."""
         assert self._host is not None
         output = super().run(call, probe)
         self._host.settle()
@@ -52,7 +53,7 @@ class OffloadInput(Recompute):
             freed = handed.nbytes
         if probe is not None:
             measured = probe.trace.calls[probe.index]
-            if freed and on_host is None:  # no room: it is a plain recomputation
+            if freed and on_host is None:  # over the budget: a plain recomputation
                 measured.keep(RECOMPUTE.name)
             else:
                 host_bytes = 0 if on_host is None else on_host.host_bytes
@@ -64,10 +65,10 @@ class OffloadInput(Recompute):
 
 
 def _handed_over(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor | None:
-    """Return what the layer before passed to a call; None if nothing.
+    """Return the tensor that the layer before passed to a call; None if there is none.
 
-    That is the first of its arguments that has a graph. Others are read by several
-    layers, such as masks and an encoder's output: one that drops them frees none.
+    That is the first argument with a graph. Several layers read others, such as masks
+    and an encoder's output, so to drop them in one layer frees nothing.
     """
     for _, tensor in argument_tensors(args, kwargs):
         if tensor.layout == torch.strided and tensor.grad_fn is not None:
@@ -76,7 +77,7 @@ def _handed_over(args: Sequence[Any], kwargs: Mapping[str, Any]) -> torch.Tensor
 
 
 def _can_go(tensor: torch.Tensor) -> bool:
-    """Whether a tensor fills a storage that no other node holds for its backward."""
+    """Whether a tensor fills its storage and the node that made it has not saved it."""
     if not is_plain(tensor) or tensor.is_conj() or tensor.is_neg():
         return False
     if type(tensor) is not torch.Tensor or "result" in saved_names(tensor.grad_fn):
@@ -93,4 +94,4 @@ def _to_host(host: Host | None) -> Callable[[], HostCall]:
 
 
 OFFLOADS = SavedTensorAction(OFFLOAD, _to_host), OffloadInput()
-"""What a call has saved, and its input."""
+"""The action for what a call saves, and the one for its input."""

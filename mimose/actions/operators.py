@@ -1,9 +1,9 @@
-"""How nodes of the autograd graph are run again: one entry for each kind of node.
+"""How to run operators again from nodes of the autograd graph: one entry for each kind.
 
-An entry says where the operator's operands are to be had: on the node's edges, among
-what it has saved, or, for the epsilon of a norm, with the module that owns the norm's
-weight. A number that an operator was given and did not save, as the 1 of
-``1 + tanh(x)``, ends what can be rebuilt, and so does a mask that was added.
+An entry says where the operator's operands are found: on the node's edges, among what
+it has saved, or, for the epsilon of a norm, in the module that owns the norm's weight.
+If an operator did not save an operand that no edge leads to, such as the 1 of
+``1 + tanh(x)`` or a mask that is added, its result cannot be rebuilt.
 """
 
 from __future__ import annotations
@@ -19,44 +19,44 @@ from torch.nn import functional
 from mimose.torch_private import output_of, saved_value
 
 Settings: TypeAlias = Callable[[Any], Any]
-"""Reads from a node its operator's arguments besides tensors."""
+"""Reads the operator's arguments, except tensors, from its node."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """Where one operand of a node's operator is to be had."""
+    """Where one operand of a node's operator is found."""
 
     edge: int | None
-    """From who made it; None where no gradient can flow to it."""
+    """The edge to the node that made it; None if no gradient flows to it."""
     saved: str = ""
-    """Else from what the node has saved under this name."""
+    """Otherwise, the name under which the node has saved it."""
     is_epsilon: bool = False
-    """Else an attribute of the module whose parameter edge 1 leads to."""
+    """Otherwise, an attribute of the module whose parameter edge 1 leads to."""
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What is known of one kind of node."""
+    """One kind of node."""
 
     operands: tuple[Operand, ...] | None
-    """None: one for each edge, all of which have to be there."""
+    """None for one from each edge, all of which must exist."""
     run: Callable[..., Any]
     """Called with the settings and the operands."""
     settings: Settings | None = None
     is_view: bool = False
-    """Whether its output lies in its operand's storage."""
+    """Whether its output shares its operand's storage."""
     has_many: bool = False
     """Whether it returns several tensors."""
     edit: Callable[..., Any] | None = None
-    """The same in place, for an operand with no other reader."""
+    """`run` in place, for an operand with no other reader."""
     is_fresh: bool = False
-    """Whether it surely returns a new tensor, which may be edited."""
+    """Whether it always returns a new tensor, which may be edited."""
     shown: str = ""
-    """Under this name it saves its operand, of which its backward reads nothing but
-    what its output shows as well: that takes its place where it is saved."""
+    """The name under which it saves its operand, if its backward could read its output
+    instead. If the output is saved, it replaces the operand."""
     positions: str = ""
-    """Under this name it saves positions in the planes of its first operand: they are
-    held in fewer bytes, and not found again."""
+    """The name under which it saves positions in the planes of its first operand. They
+    are held in fewer bytes, not recomputed."""
 
 
 _aten: Any = torch.ops.aten
@@ -71,7 +71,7 @@ def _saved(name: str) -> Settings:
 
 
 def _dimension(value: int) -> int:
-    """Return a dimension; negative ones are saved as they lie in memory."""
+    """Return a dimension; negative ones are saved as unsigned numbers."""
     return value - 2 * (sys.maxsize + 1) if value > sys.maxsize else value
 
 
@@ -130,10 +130,11 @@ def _native_dropout(p: float, x: Any, mask: Any) -> Any:
 def _batch_norm(
     options: tuple[bool, float], x: Any, weight: Any, bias: Any, mean: Any, rstd: Any
 ) -> Any:
-    """Normalize by the mean and deviation that were saved, if that gives the same bits.
+    """Normalize by the saved mean and deviation, if that gives the same bits.
 
-    A CPU multiplies by ``rstd * weight``, whoever found it: as evaluation does, with a
-    variance of one. To find mean and deviation again takes eight times as long.
+    On a CPU the kernel multiplies by ``rstd * weight``. So evaluation mode with a
+    variance of one gives the same bits, and is eight times as fast as to compute mean
+    and deviation again.
     """
     if x.is_cpu and rstd.dtype in (torch.float32, torch.float64):
         scale = rstd if weight is None else rstd * weight
@@ -144,7 +145,7 @@ def _batch_norm(
 
 
 def _pooled(_: Any, x: Any, positions: Any) -> Any:
-    """Take the elements that a pool has found: to look again takes ten times longer."""
+    """Take the elements at a pool's positions, ten times as fast as to pool again."""
     found = x.flatten(-2).gather(-1, positions.flatten(-2))
     return found.view(positions.shape)
 
@@ -352,8 +353,8 @@ OPERATORS: Mapping[str, Operator] = {
         has_many=True,
     ),
 }
-"""By the name of the node. What is not in it ends what can be rebuilt: products of
-matrices, convolutions and attention among it."""
+"""By the name of the node. Results of other operators, such as matrix products,
+convolutions and attention, are not rebuilt."""
 
 
 def settings_of(kind: str, node: Any) -> Any:

@@ -1,16 +1,15 @@
-"""Running a call's forward again in backward, in place of holding what it saves.
+"""Runs a call's forward again in the backward, instead of holding what it saves.
 
 Note: [Regions]
-What a call saves is taken note of by hooks on saved tensors, as
-`torch.utils.checkpoint` has them. A holder stands for each; the first that a backward
-asks for has the forward run again, up to the last tensor that is needed, and each
-holder that is still alive gets its own. Another backward has it run again.
+Hooks on saved tensors replace each by a holder, as in `torch.utils.checkpoint`. When a
+backward needs the first of them, the forward runs again up to the last needed tensor,
+and each holder that still lives gets its tensor. Another backward runs it once more.
 
 Note: [Whose containers]
-The call gets the caller's own lists and dicts: what a layer adds to them is the
-caller's. The recomputation gets copies of them as they were before, each time new. A
-first call that receives other objects, such as a key-value cache, is kept: what it
-changes of them shows then. Who changes them is kept for good.
+The call gets the caller's own lists and dicts, so the caller sees what a layer adds.
+Each recomputation gets new copies of them as they were before. A first call that
+receives other objects, such as a key-value cache, is kept, which shows whether it
+changes them. A layer that does is kept from then on.
 """
 
 from __future__ import annotations
@@ -69,12 +68,12 @@ _Kind: TypeAlias = tuple[torch.Size, torch.dtype, torch.device]
 
 
 class Recompute:
-    """Holds a call's inputs and outputs, and nothing of what it makes in between."""
+    """Holds a call's inputs and outputs, and recomputes what is between."""
 
     spec = RECOMPUTE
 
     def why_not(self, layer: Layer) -> str | None:
-        """Return why a call cannot run again, if that is known before it runs."""
+        """Return why a call cannot be recomputed, if that is known before it runs."""
         del layer
         hooks = top_saved_hooks(False)
         if hooks is not None and is_from_checkpoint(hooks[0]):
@@ -93,7 +92,7 @@ class Recompute:
         if has_new_hooks:
             layer.note_new_hooks()
         is_new = has_new_hooks or (inputs.given.has_objects and not layer.is_known)
-        # Where ranks wait for each other, one does not keep what others run again.
+        # If ranks wait for each other, one must not keep what others recompute.
         if why or (is_new and not layer.waits):
             return _kept(call, probe)
         away = self._send_away(call, probe)
@@ -129,19 +128,19 @@ class Recompute:
             if inputs.are_edited:
                 why = _EDITS_INPUT
         layer.note_read(inputs.given)
-        if why:  # at once: whatever becomes of this forward, the next knows
+        if why:  # at once, so that the next forward knows even if this one fails
             layer.keep(why)
             layer.note_impure(why)
         return output
 
     def _send_away(self, call: Invocation, probe: Probe | None) -> AwayInput | None:
-        """Return what holds an input elsewhere until it runs again; None: nothing."""
+        """Return an input that is held elsewhere; None if all inputs stay."""
         del call, probe
         return None
 
 
 def _code_in(layer: Layer, output: Any, began: int) -> str:
-    """Look at the graph of a call for code that is not torch's operators."""
+    """Search a call's graph for compiled code; return why to keep scripted code."""
     if layer.is_compiled:
         return ""
     is_compiled, is_scripted = code_in_graph(output, began)
@@ -151,7 +150,7 @@ def _code_in(layer: Layer, output: Any, began: int) -> str:
 
 
 def _kept(call: Invocation, probe: Probe | None) -> Any:
-    """Run a call that was to be recomputed, and may not be."""
+    """Keep a call that was planned to be recomputed."""
     keep = Keep()
     if probe is not None:
         probe.trace.calls[probe.index].keep(keep.spec.name)
@@ -159,16 +158,16 @@ def _kept(call: Invocation, probe: Probe | None) -> Any:
 
 
 class Inputs:
-    """What a call is given, held for its recomputation without its graph.
+    """The inputs of a call, held for its recomputation without their graph.
 
     Args:
-        args: What it is called with.
-        kwargs: What it is called with by name.
-        away: One of the tensors, which is held elsewhere.
+        args: Its arguments.
+        kwargs: Its keyword arguments.
+        away: An input that is held elsewhere; None for none.
 
     Attributes:
         tensors: All tensors among them.
-        has_inference: Whether one of them counts no edits.
+        has_inference: Whether one is an inference tensor, which counts no edits.
         given: The caller's tensors, which are not held, and objects.
     """
 
@@ -196,10 +195,10 @@ class Inputs:
         self.given.holder = weakref.ref(self)
 
     def clear(self) -> None:
-        """Free all: the call is abandoned.
+        """Free everything, because the call is abandoned.
 
-        A tensor that was edited by what was made of it belongs to the graph that holds
-        this: each would hold the other, for good.
+        An input that was edited in place with a result of the call belongs to the graph
+        that holds this: a cycle that would never be freed.
         """
         self._args, self._kwargs, self._spec = [], {}, None
         self.tensors.clear()
@@ -207,7 +206,7 @@ class Inputs:
 
     @property
     def are_edited(self) -> bool:
-        """Whether a tensor was changed in place since, or an object."""
+        """Whether a tensor was edited in place, or an object changed."""
         is_edited = list(map(version_of, self.tensors)) != self._versions
         return is_edited or self.given.are_objects_changed()
 
@@ -218,7 +217,7 @@ class Inputs:
         return accelerators((*self.tensors, *away))
 
     def again(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
-        """Return the arguments, once more; what is away is brought."""
+        """Return the arguments for a recomputation, with inputs from elsewhere."""
         if self._spec is None and self._away is None:
             return self._args, self._kwargs
         found = None if self._away is None else {id(self._away): self._away.bring()}
@@ -229,7 +228,7 @@ class Inputs:
         return args, kwargs
 
     def _again(self, value: Any) -> Any:
-        """Return what is passed again: a tensor with a graph is cut off from it."""
+        """Return an argument for the recomputation; tensors without their graph."""
         if isinstance(value, torch.Tensor):
             return self._tensor(value)
         if isinstance(value, tuple):
@@ -262,7 +261,7 @@ class Inputs:
 
 
 def _filled(value: Any, found: Mapping[int, torch.Tensor] | None) -> Any:
-    """Return an argument with tensors in place of what stands for them."""
+    """Return an argument with each stand-in replaced by its tensor."""
     if not found:
         return value
     if type(value) is tuple:
@@ -279,7 +278,7 @@ def _is_plain(value: Any) -> bool:
 
 
 class _Holder(dict[Any, torch.Tensor]):
-    """Stands for a saved tensor: by backward, what it was recomputed to."""
+    """Stands for a saved tensor; holds its recomputed value by backward."""
 
     __slots__ = ("__weakref__", "kind")
 
@@ -287,22 +286,22 @@ class _Holder(dict[Any, torch.Tensor]):
 
 
 class Region:
-    """One call of a layer, run again whenever a backward needs what it saved.
+    """One call of a layer, recomputed when a backward needs what it saved.
 
     See Note: [Regions].
 
     Args:
         layer: The layer.
-        inputs: What it is called with.
-        found: What the call has found.
-        on_recompute: Called in backward with a function that recomputes, which it has
-            to call and whose result it has to return, and with the tensors given.
-        is_whole: Whether a recomputation is to run to its end.
+        inputs: Its inputs.
+        found: The state that the call found.
+        on_recompute: Called in the backward with the input tensors and a function that
+            recomputes. It must call this function and return its result.
+        is_whole: Whether a recomputation runs to its end.
 
     Attributes:
-        found: What a recomputation has to find.
-        lend: Tensors that the forward changes, to be lent to each recomputation.
-        began: The number of autograd's next node as it began.
+        found: The state that a recomputation must find.
+        lend: Tensors that the forward changes; each recomputation gets copies.
+        began: The number of autograd's next node when it began.
     """
 
     def __init__(
@@ -336,10 +335,10 @@ class Region:
         Args:
             args: Its positional arguments.
             kwargs: Its keyword arguments.
-            is_first: Whether it is to tell what the layer changes.
+            is_first: Whether the call shows what the layer changes.
 
         Raises:
-            LateChangeError: It has edited a tensor as never before.
+            LateChangeError: It edited a tensor for the first time.
         """
         outer = top_saved_hooks(False)
         try:
@@ -367,19 +366,19 @@ class Region:
             else:
                 _untraced()(self, holder, task)
         if task != NO_GRAPH_TASK and is_in_own_function():
-            return holder[task]  # it may be asked for twice
+            return holder[task]  # it may be read twice
         return holder.pop(task)
 
     def recompute(self, wanted: _Holder, task: int) -> None:
-        """Run the forward again, and hand out what it saves.
+        """Run the forward again, and fill the holders with what it saves.
 
         Args:
-            wanted: The holder that is asked for.
-            task: The backward's number; outside of any, this holder alone is served.
+            wanted: The holder whose tensor is needed.
+            task: The backward's number. Outside a backward, only this holder is filled.
 
         Raises:
-            ChangedWeightsError: The weights are not those of the forward any more.
-            RecomputationError: The arguments are not, or other tensors were saved.
+            ChangedWeightsError: A weight was edited since the forward.
+            RecomputationError: An argument was, or the forward saved other tensors.
         """
         if self._inputs.are_edited:
             self._layer.fail(_INPUT_EDITED)
@@ -395,17 +394,17 @@ class Region:
             self._layer.fail(_OTHER_TENSORS)
 
     def _recompute(self, task: int, only: _Holder | None) -> bool:
-        """Return whether what is saved now is of the same kinds."""
+        """Recompute; return whether the saved tensors are of the same kinds."""
         left = self._holders[::-1]
         is_same = True
-        # A layer that takes a gradient in its forward has not saved all it will.
+        # If a layer takes a gradient in its forward, it has not saved everything yet.
         runs_on = self._is_whole or self._layer.runs_to_end or self._layer.is_compiled
         ends_early = not (self.has_run and runs_on)
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
             nonlocal is_same
             if not left:
-                if ends_early:  # the layer has caught the first one
+                if ends_early:  # the layer caught the first StopRecomputation
                     raise StopRecomputation
                 is_same = False
                 return _aside(tensor)
@@ -432,7 +431,7 @@ class Region:
             pass
         except Exception as error:
             if is_out_of_memory(error) or isinstance(error, (MimoseError, OSError)):
-                raise  # what a device or the system fails with is not the layer's
+                raise  # an error of the device or the system, not of the layer
             why = f"its second run raised {type(error).__name__}: {first_line(error)}"
             self._layer.fail(why, error)
         finally:
@@ -440,7 +439,7 @@ class Region:
         return is_same and not left
 
     def _forward(self) -> Any:
-        """Run the forward from the state in which the call began."""
+        """Run the forward in the state in which the call began."""
         self._context.draw_again()
         if self.lend is not None:
             self.lend.lend()
@@ -450,12 +449,12 @@ class Region:
 
 
 _GENERATORS = lock()
-"""Torch's generators are everybody's: of backwards in several threads one at a time
-puts its forward's state back and draws again."""
+"""All threads share torch's generators, so only one backward at a time may restore its
+forward's state and draw."""
 
 _aside = torch.Tensor.detach
-"""For a tensor that an operator edits and saves: it has the operator in its history.
-Saved as it is the graph would hold itself, for good."""
+"""Detaches a tensor that an operator edits and saves. Its history contains the
+operator, so the graph would hold itself in a cycle that is never freed."""
 
 
 def _same(tensor: torch.Tensor) -> torch.Tensor:
@@ -464,7 +463,7 @@ def _same(tensor: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def _untraced() -> Callable[[Region, _Holder, int], None]:
-    """Return what recomputes, hidden from a compiler that follows the backward."""
+    """Return `Region.recompute`, hidden from a compiler that traces the backward."""
     disable: Any = torch.compiler.disable
     hidden: Callable[[Region, _Holder, int], None] = disable(Region.recompute)
     return hidden

@@ -1,4 +1,4 @@
-"""The actions there are, by name."""
+"""All actions by name."""
 
 from __future__ import annotations
 
@@ -25,27 +25,27 @@ _ACTIONS: list[Action] = [
     *OFFLOADS,
     Recompute(),
 ]
-"""Keeping first; last what runs where nothing is known."""
+"""Keep is first; the last one is used for unknown shapes."""
 _WHOLE = frozenset(EXACT_MENU.names)
 _ALL = frozenset(action.spec.name for action in _ACTIONS)
 _WORDS = {"auto": _WHOLE, "whole": _WHOLE, "all": _ALL}
-"""Menus that have a word."""
+"""Menus with a name."""
 
 
 def choose(
     actions: str | Sequence[str], host: Host | None = None
 ) -> tuple[Action, ...]:
-    """Return the actions that a session may use, the one that keeps first.
+    """Return the actions that a session may use, `keep` first.
 
     Args:
-        actions: ``"auto"`` and ``"whole"`` for whole layers, kept or recomputed;
-            ``"all"`` for all there are, lossy ones among them; or names of some beside
-            keeping and recomputing.
-        host: Holds the session's storages on the host; None where the model is there
-            itself.
+        actions: ``"auto"`` or ``"whole"`` to keep or recompute whole layers; ``"all"``
+            for all actions, lossy ones too; or names of some, to which `keep` and
+            `recompute` are added.
+        host: Holds the session's storages on the host; None if the model itself is on
+            the host.
 
     Raises:
-        ValueError: A name is unknown, or needs a host that is not there.
+        ValueError: A name is unknown, or an action needs a host and there is none.
     """
     chosen = _named(actions)
     if isinstance(actions, str) and actions in _WORDS:
@@ -64,12 +64,12 @@ def choose(
 
 
 def need_host(actions: str | Sequence[str]) -> bool:
-    """Whether any of the actions that `choose` is asked for holds tensors there."""
+    """Whether any of these actions, as for `choose`, holds tensors on the host."""
     return any(action.spec.needs_host for action in _named(actions))
 
 
 def _named(actions: str | Sequence[str]) -> list[Action]:
-    """Return the actions of a word, or those of names as far as they are known."""
+    """Return the actions of a menu, or those of the known names."""
     if isinstance(actions, str) and actions in _WORDS:
         return [a for a in _ACTIONS if a.spec.name in _WORDS[actions]]
     if not isinstance(actions, Iterable):  # None, say
@@ -88,16 +88,16 @@ def _not_actions(given: object) -> ValueError:
 
 
 def _own(actions: Iterable[Action], host: Host | None) -> tuple[Action, ...]:
-    """Return actions for one session: what they learn of its layers is its own."""
+    """Return actions for one session, separate because they learn about its layers."""
     own = (Selective, SavedTensorAction, OffloadInput)
     return tuple(a.anew(host) if isinstance(a, own) else a for a in actions)
 
 
 def _is_possible(action: Action, host: Host | None) -> bool:
-    """Whether a session has all that an action needs."""
+    """Whether a session has what an action needs."""
     return host is not None or not action.spec.needs_host
 
 
 def menu_of(actions: Sequence[Action]) -> Menu:
-    """Return what planners and the cost model need to know of actions."""
+    """Return the actions' specs, for planners and the cost model."""
     return Menu(tuple(action.spec for action in actions))

@@ -5,15 +5,14 @@ in Megatron-LM (Korthikanti et al., "Reducing Activation Recomputation in Large
 Transformer Models", 2022). There the operators are named by hand; here they are found
 in the autograd graph.
 
-After a layer's forward mimose walks its part of the graph. It drops what activations,
-norms, dropout, pools and products of tensors have saved, with hooks on single nodes. In
-the backward it rebuilds it by running just these operators again on tensors that still
-exist. The results of matrix products, convolutions and attention stay. No module of the
-layer is replaced, and no dispatch mode is needed.
+After a layer's forward mimose walks its part of the graph. With hooks on single nodes
+it drops what activations, norms, dropout, pools and products of tensors have saved. In
+the backward it rebuilds these tensors by running only these operators again on tensors
+that still exist. The results of matrix products, convolutions and attention stay. No
+module of the layer is replaced, and no dispatch mode is needed.
 
-How to rebuild is found once for each kind of layer and graph, and stored as plain data,
-a
-recipe: positions of nodes and names of what they saved. Before anything is dropped,
+A recipe says how to rebuild: positions of nodes and names of what they saved, as plain
+data. It is made once for each kind of layer and graph. Before anything is dropped,
 everything that the recipe rebuilds is compared bit by bit with the saved tensors: in
 the call for which it was made, and in each layer's first measured call with enough
 memory. After that the graph and the layout of its tensors must be the same. All other
@@ -26,9 +25,9 @@ these numbers: a node would keep the graph alive, and the graph the memory to be
 In two calls whose graphs have equal signatures the same nodes have the same numbers.
 
 Note: [What is held]
-Hooks hold tensors without a graph, and no node, so a graph that is freed frees all of
-it. Each tensor is stored with its version: if it was edited, rebuilding would give
-other values, so that is an error.
+Hooks hold tensors without a graph, and no node, so they are freed with the graph. Each
+tensor is stored with its version: if it was edited, rebuilding would give other values,
+so that is an error.
 """
 
 from __future__ import annotations
@@ -85,7 +84,7 @@ from mimose.torch_private import (
 _MOST_NODES = 4096
 """A call with more nodes is kept."""
 _MOST_KINDS = 256
-"""Kinds of layers and graphs that are remembered."""
+"""The most kinds of layers and graphs that are remembered."""
 _MOST_MADE = 64
 """The most recipes for one layer; a layer that needs more drops nothing."""
 _NOISE_SAMPLE = 256
@@ -103,7 +102,7 @@ _NOWHERE: Edge = ("", 0, 0)
 _OUTSIDE: Edge = ("outside", 0, 0)
 _NO_SHAPE = torch.Size(())
 _KINDS: dict[type, str] = {}
-"""Names of nodes by their Python type, where each name has its own."""
+"""Names of nodes by their Python type, for types with one name."""
 
 
 class Value(NamedTuple):
@@ -166,7 +165,7 @@ class Ran:
         self.edges: list[tuple[Edge, ...]] = []
         for tensor in outputs:
             self._enter(tensor.grad_fn, began)
-        for node in self.nodes:  # which grows meanwhile
+        for node in self.nodes:  # which grows in the loop
             self.edges.append(self._edges_of(node, began))
             if len(self.nodes) > _MOST_NODES:
                 msg = f"more than {_MOST_NODES} nodes"
@@ -200,7 +199,7 @@ class Ran:
         return True
 
     def value_of(self, tensor: torch.Tensor) -> Value | None:
-        """Return the output of a node of the layer that a tensor is, if it is one."""
+        """Return the output of a layer's node that a tensor is; None if it is none."""
         number = self._number.get(tensor.grad_fn)
         return None if number is None else Value(number, tensor.output_nr)
 
@@ -236,17 +235,17 @@ class Saved:
 
     slots: list[Slot] = field(default_factory=list)
     root: Value | None = None
-    """Who made the whole of it; None where no node of the layer did."""
+    """The output that fills it; None if no node of the layer made it."""
     shown: Value | None = None
-    """The value that does in its place, for the one node that has saved it."""
+    """The output that can replace it for the one node that has saved it."""
     is_fixed: bool = False
-    """Whether dropping it frees nothing, for other code holds it."""
+    """Whether other code holds it, so that dropping it frees nothing."""
 
 
 class Graph:
-    """What one call has saved, while all of it is there.
+    """What one call has saved, before anything is dropped.
 
-    It holds the graph: it lives as long as a recipe is made of it, or compared.
+    It holds the graph, so it lives only while a recipe is made or compared.
 
     Args:
         ran: The call.
@@ -261,9 +260,9 @@ class Graph:
         self.slots: dict[Slot, torch.Tensor] = {}
         self.storages: dict[int, Saved] = {}
         self.slot_of: dict[Value, Slot] = {}
-        """Where a value itself was saved."""
+        """Where a value was saved."""
         self.hidden: dict[int, set[str]] = collections.defaultdict(set)
-        """By node, what it has saved in a way that cannot be looked at."""
+        """By node, the names of what it has saved and cannot be read."""
         self._inputs = [_key(tensor) for tensor in ran.inputs]
         own = itertools.chain(ran.module.parameters(), ran.module.buffers())
         held = set(map(_key, itertools.chain(own, ran.inputs, ran.outputs)))
@@ -280,7 +279,7 @@ class Graph:
                 handle = saved_handle(node, name)
                 if isinstance(handle, tuple) or handle.unpack_hook is not None:
                     self.hidden[number].add(name)
-                    continue  # a list of tensors; or other code has hooks inside
+                    continue  # a list of tensors, or other code's hook is on it
                 tensor = saved_value(node, name)
                 if isinstance(tensor, torch.Tensor):
                     yield Slot(number, name), tensor
@@ -295,10 +294,10 @@ class Graph:
             storage.root = self._root(value)
 
     def _shown(self, storage: Saved) -> Value | None:
-        """Return an output, saved elsewhere, that shows all that is read of a storage.
+        """Return an output, saved elsewhere, that can replace a saved operand.
 
-        ReLU6's backward asks where its operand lay beyond its bounds, and there its
-        output lies on them. In place it has saved a copy of its operand for that.
+        ReLU6's backward only needs to know where its operand was beyond the bounds.
+        There its output is at a bound. In place, ReLU6 saves a copy of its operand.
         """
         (number, name), *others = storage.slots
         operator = OPERATORS.get(self.kinds[number])
@@ -309,7 +308,7 @@ class Graph:
         return value if output and _lie_alike(self.slots[output], operand) else None
 
     def _cloned(self, slot: Slot) -> Value | None:
-        """Return the value that a node which edits its operand has saved a copy of."""
+        """Return the operand of which a node that edits it in place saved a copy."""
         operator = OPERATORS.get(self.kinds[slot.node])
         for operand in (operator and operator.operands) or ():
             if operand.saved == slot.name and operand.edge is not None:
@@ -319,7 +318,7 @@ class Graph:
         return None
 
     def _root(self, value: Value) -> Value:
-        """Return the value whose storage this one lies in, behind all views."""
+        """Return the value of which this one is a view, through all views."""
         operator = OPERATORS.get(self.kinds[value.node])
         while operator is not None and operator.is_view:
             kind, number, output = self.ran.edges[value.node][0]
@@ -330,12 +329,12 @@ class Graph:
         return value
 
     def saved_input(self, number: int) -> Slot | None:
-        """Return where an input was saved: autograd minds if that is edited."""
+        """Return a place where an input was saved, so that autograd detects edits."""
         storage = self.storages.get(self._inputs[number])
         return None if storage is None else storage.slots[0]
 
     def storage_of(self, slot: Slot) -> int:
-        """Return the key of the storage that a saved tensor lies in; -1 for none."""
+        """Return the key of a saved tensor's storage; -1 for none."""
         return _key(self.slots[slot])
 
     def are_positions(self, slot: Slot) -> bool:
@@ -345,7 +344,7 @@ class Graph:
 
 
 def _lie_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors lie alike, each in a storage of one size."""
+    """Whether two tensors have the same layout, in storages of the same size."""
     return (
         one.shape == other.shape
         and one.stride() == other.stride()
@@ -355,28 +354,27 @@ def _lie_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def _key(tensor: torch.Tensor) -> int:
-    """Return what names a tensor's storage; -1 where it lies in none."""
+    """Return the key of a tensor's storage; -1 if it has none."""
     is_strided = tensor.layout == torch.strided
     return storage_key(tensor.untyped_storage()) if is_strided else -1
 
 
 def looks(slots: Iterable[Slot], ran: Ran) -> tuple[object, ...] | None:
-    """Return how the tensors lie that some nodes of a call have saved.
+    """Return the layouts of some saved tensors of a call.
 
-    A graph's kinds and edges say nothing of layouts, nor of two tensors that are one in
-    one call and two in another: precision, the order of strides, whether it fills its
-    storage, which sizes are one, whom it shares its storage with, how often it was
-    edited.
+    The kinds and edges of a graph do not contain them. A layout is the dtype, the order
+    of strides, whether the tensor fills its storage, which sizes are 1, with which
+    others it shares its storage, and how often it was edited.
 
     Args:
-        slots: Which.
+        slots: Where the tensors were saved.
         ran: The call.
 
     Returns:
-        Equal for calls that lie alike; None where a tensor cannot be looked at.
+        Equal for calls with equal layouts; None if a tensor cannot be read.
 
     Raises:
-        RuntimeError: One was edited in place since it was saved.
+        RuntimeError: A tensor was edited in place since it was saved.
     """
     sharing: dict[int, int] = {}
     for tensor in (*ran.inputs, *ran.outputs):
@@ -397,7 +395,7 @@ def looks(slots: Iterable[Slot], ran: Ran) -> tuple[object, ...] | None:
 def _look(tensor: torch.Tensor, ran: Ran) -> tuple[object, ...]:
     if tensor.layout != torch.strided:
         return (tensor.dtype, tensor.layout)
-    # Weights and inputs are edited by others; a view is as old as its base.
+    # Other code edits weights and inputs; a view has the version of its base.
     made = base_of(tensor)
     made = tensor if made is None else made
     is_own = made.grad_fn is not None and ran.value_of(made) is not None
@@ -420,22 +418,22 @@ def _look(tensor: torch.Tensor, ran: Ran) -> tuple[object, ...]:
 
 
 class Source(enum.Enum):
-    """What a step of a recipe is."""
+    """The kind of a recipe's step."""
 
     RUN = enum.auto()
     """A node's operator, run again."""
     PART = enum.auto()
     """One of several outputs of such a run."""
     SAVED = enum.auto()
-    """What a node has saved, and keeps."""
+    """A tensor that a node has saved and keeps."""
     WHOLE = enum.auto()
-    """The same, but all of its storage, as it was when it was made."""
+    """The output of which such a tensor is a view: its whole storage."""
     INPUT = enum.auto()
     WEIGHT = enum.auto()
     NOISE = enum.auto()
     """Zeros and one other number, held as bits."""
     POSITIONS = enum.auto()
-    """Where a pool found what it took, held in few bytes."""
+    """A max-pool's positions, held in fewer bytes."""
     EPSILON = enum.auto()
     NOTHING = enum.auto()
 
@@ -446,11 +444,11 @@ class Step(NamedTuple):
     source: Source
     node: int = -1
     name: str = ""
-    """Of what is saved; of the attribute; of the kind that is run."""
+    """The name of what is saved or of the attribute, or the kind that is run."""
     operands: tuple[int, ...] = ()
-    """Steps before it."""
+    """Indices of earlier steps."""
     argument: Any = None
-    """Which output, which input, whose attribute."""
+    """Which output, which input, or whose attribute."""
 
 
 _PACKED = (Source.NOISE, Source.POSITIONS)
@@ -464,29 +462,30 @@ class Recipe:
 
     steps: tuple[Step, ...]
     readers: tuple[int, ...]
-    """By step: how often it is asked for in one backward."""
+    """By step: how often one backward reads it."""
     drops: tuple[tuple[Slot, int], ...]
-    """What is dropped, and the step that rebuilds it."""
+    """What is dropped, each with the step that rebuilds it."""
     needs: Mapping[int, tuple[int, ...]]
-    """By step that rebuilds what is dropped: all steps that it takes, itself too."""
+    """For each step that rebuilds a dropped tensor: all steps that it needs, with
+    itself."""
     slots: tuple[Slot, ...]
-    """All that it reads or drops."""
+    """Everything that it reads or drops."""
     shown: Mapping[Slot, Slot]
-    """Of what is dropped, what another tensor stands for, and where that is saved."""
+    """Dropped operands that an output replaces, each with where that is saved."""
     looks: tuple[object, ...] = ()
-    """How those tensors lay in the call that it was made of."""
+    """The layouts of those tensors in the call for which it was made."""
 
 
 class BarrierError(RuntimeError):
-    """A value cannot be rebuilt; the text says which kind of node is in the way."""
+    """A value cannot be rebuilt; the text is the kind of node that prevents it."""
 
 
 class _Program:
-    """Puts together the steps that rebuild values, with some storages gone.
+    """Collects the steps that rebuild values without some storages.
 
     Args:
-        graph: The call's.
-        dropped: Keys of the storages that are gone.
+        graph: The call's graph.
+        dropped: Keys of the storages that are dropped.
     """
 
     def __init__(self, graph: Graph, dropped: Iterable[int]) -> None:
@@ -505,7 +504,7 @@ class _Program:
         """Return the recipe that rebuilds storages.
 
         Raises:
-            BarrierError: One cannot be.
+            BarrierError: One cannot be rebuilt.
         """
         drops: list[tuple[Slot, int]] = []
         shown: dict[Slot, Slot] = {}
@@ -535,7 +534,7 @@ class _Program:
         )
 
     def _behind(self, index: int) -> tuple[int, ...]:
-        """Return all steps that one takes."""
+        """Return all steps that one needs, with itself."""
         found, stack = set(), [index]
         while stack:
             one = stack.pop()
@@ -564,10 +563,10 @@ class _Program:
         return self._add((source, key), Step(source, *slot))
 
     def value(self, value: Value) -> int:
-        """Return the step that comes to a value.
+        """Return the step that rebuilds a value.
 
         Raises:
-            BarrierError: There is none.
+            BarrierError: It cannot be rebuilt.
         """
         if value in self._at:
             return self._at[value]
@@ -623,7 +622,7 @@ class _Program:
         return self._add("nothing", Step(Source.NOTHING))
 
     def _epsilon(self, node: int) -> int:
-        """Find the epsilon of the module whose weight a norm is given."""
+        """Find the epsilon in the module that owns a norm's weight."""
         weight = self._graph.ran.weight_of(node)
         for path, owner in self._graph.ran.module.named_modules():
             if any(weight is own for own in parameters_of(owner).values()):
@@ -639,10 +638,10 @@ class _Program:
 
 
 def make_recipe(ran: Ran) -> Recipe | None:
-    """Return how to rebuild all that one call can drop; None where nothing can.
+    """Return the recipe for everything that one call can drop; None if nothing.
 
     Args:
-        ran: The call, nothing dropped yet.
+        ran: The call, with nothing dropped yet.
     """
     graph = Graph(ran)
     dropped = {
@@ -672,7 +671,7 @@ def _is_droppable(graph: Graph, key: int, storage: Saved) -> bool:
         return all(_can_be_packed(graph, slot) for slot in storage.slots)
     operator = OPERATORS.get(graph.kinds[value.node])
     if value.output and operator is not None and not operator.is_view:
-        return False  # a norm's mean and deviation: small, and dear to find again
+        return False  # a norm's mean and deviation: small, and slow to compute again
     try:
         _Program(graph, (key,)).value(value)
     except BarrierError:
@@ -681,7 +680,7 @@ def _is_droppable(graph: Graph, key: int, storage: Saved) -> bool:
 
 
 def _can_be_packed(graph: Graph, slot: Slot) -> bool:
-    """Whether what a node has saved can be held in fewer bytes."""
+    """Whether a saved tensor can be held in fewer bytes."""
     tensor = graph.slots[slot]
     if graph.are_positions(slot):
         return tensor.dtype == torch.int64 and tensor.is_contiguous()
@@ -689,12 +688,12 @@ def _can_be_packed(graph: Graph, slot: Slot) -> bool:
 
 
 def comes_out(recipe: Recipe, graph: Graph, slots: Iterable[Slot]) -> bool:
-    """Whether a recipe rebuilds what some nodes have saved, to the bit.
+    """Whether a recipe rebuilds some saved tensors bit by bit.
 
     Args:
-        recipe: To be tried.
-        graph: The call's, all saved tensors there.
-        slots: What is to be compared.
+        recipe: The recipe to try.
+        graph: The call's graph, with nothing dropped yet.
+        slots: The tensors to compare.
     """
     sources = _sources(recipe, graph.ran)
     for index, step in enumerate(recipe.steps):
@@ -707,10 +706,10 @@ def comes_out(recipe: Recipe, graph: Graph, slots: Iterable[Slot]) -> bool:
             continue
         was = graph.slots[recipe.shown.get(slot, slot)].detach()
         try:
-            # Each by itself: all at once would need as much memory as was to be freed.
+            # One at a time: together they would need as much memory as is to be freed.
             made = Rebuild(recipe).value(target, sources)
             now = _placed(made, was.shape, was.stride(), int(was.storage_offset()))
-        except RuntimeError as error:  # laid out otherwise, or an operator refuses
+        except RuntimeError as error:  # another layout, or an operator fails
             if is_out_of_memory(error):
                 raise
             return False
@@ -724,7 +723,7 @@ def comes_out(recipe: Recipe, graph: Graph, slots: Iterable[Slot]) -> bool:
 def _placed(
     rebuilt: torch.Tensor, shape: torch.Size, stride: tuple[int, ...], offset: int
 ) -> torch.Tensor:
-    """Return a tensor's own view of the storage it lies in, which was rebuilt."""
+    """Return a tensor as its view of a storage that was rebuilt."""
     is_whole = rebuilt.shape == shape and rebuilt.stride() == stride
     if is_whole and rebuilt.storage_offset() == offset:
         return rebuilt
@@ -738,10 +737,10 @@ _OTHERWISE = "what it saved was rebuilt to something else"
 
 
 class Place(NamedTuple):
-    """How a dropped tensor lay in its storage, and what it is rebuilt from.
+    """The layout of a dropped tensor, and its sources.
 
-    It lives until the node that has saved the tensor frees it, and so does what
-    it alone is rebuilt from.
+    It lives until the node that has saved the tensor frees it. So do sources that only
+    this tensor needs.
     """
 
     step: int
@@ -750,17 +749,17 @@ class Place(NamedTuple):
     offset: int
     n_bytes: int
     total: torch.Tensor | None
-    """The sum of the storage's words; None where another tensor in it has it."""
+    """The sum of the storage's words; None if another tensor of the storage has it."""
     sources: Mapping[int, Any]
 
 
 class Rebuild:
-    """Rebuilds what one call dropped, each tensor once as long as it is needed.
+    """Rebuilds what one call dropped, each tensor once while it is needed.
 
     Args:
-        recipe: The call's.
-        layer: The layer, of whose call it holds nothing; None for a trial.
-        action: The name of the action that it is run under.
+        recipe: The call's recipe.
+        layer: The layer, not its call; None for a trial.
+        action: The name of the action.
     """
 
     __slots__ = ("_action", "_layer", "_left", "_made", "_recipe", "_task")
@@ -776,12 +775,13 @@ class Rebuild:
         self._task = NO_GRAPH_TASK
 
     def unpack(self, place: Place) -> torch.Tensor:
-        """Return a dropped tensor, as a hook on it has to.
+        """Return a dropped tensor: the hook that unpacks it.
 
-        Each backward counts its readers anew: one may be of a part of the graph.
+        Each backward counts its readers again, because one may need only a part of the
+        graph.
 
         Raises:
-            RecomputationError: What it is made of was changed meanwhile.
+            RecomputationError: One of its sources was edited.
         """
         task = current_graph_task()
         if task != self._task or task == NO_GRAPH_TASK:
@@ -807,7 +807,7 @@ class Rebuild:
             return _placed(rebuilt, place.shape, place.stride, place.offset)
 
     def _compare(self, was: torch.Tensor, now: torch.Tensor) -> None:
-        """Compare two sums; on an accelerator the answer comes after the step."""
+        """Compare two sums; on an accelerator by a deferred device check."""
         flag = different_bits(was, now)
         if flag is True:
             self._fail(_OTHERWISE)
@@ -819,10 +819,10 @@ class Rebuild:
             self._fail(_OTHERWISE)
 
     def _fail(self, why: str) -> NoReturn:
-        """Raise the error that names the layer, which is not run so any more.
+        """Exclude the action for the layer, and raise an error that names it.
 
         Raises:
-            RecomputationError: Always, but in a trial.
+            RecomputationError: Always, except in a trial.
         """
         if self._layer is None:
             raise RuntimeError(why)
@@ -836,7 +836,7 @@ class Rebuild:
         raise RecomputationError(msg)
 
     def value(self, index: int, sources: Mapping[int, Any]) -> Any:
-        """Return what a step comes to; after its last reader it is freed."""
+        """Return the result of a step, and free it after its last reader."""
         self._left[index] -= 1
         is_last = self._left[index] <= 0
         if index in self._made:
@@ -864,7 +864,7 @@ class Rebuild:
         return made
 
     def _is_mine(self, index: int) -> bool:
-        """Whether what a step comes to is new, and read once in a backward."""
+        """Whether a step's result is a new tensor that one backward reads once."""
         step = self._recipe.steps[index]
         if self._recipe.readers[index] > 1:
             return False
@@ -874,20 +874,20 @@ class Rebuild:
 
 
 def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str) -> float:
-    """Drop what a recipe can rebuild, and have it rebuilt in backward.
+    """Drop what a recipe can rebuild, with hooks that rebuild it in the backward.
 
     Args:
-        recipe: Right for this call.
+        recipe: A recipe that fits this call.
         ran: The call.
         layer: The layer.
-        action: The name of the action that it is run under.
+        action: The name of the action.
 
     Returns:
-        The bytes that went, less those that are held in their place.
+        The freed bytes, minus those held in their place.
     """
     rebuild, sources = Rebuild(recipe, layer, action), _sources(recipe, ran)
     freed: dict[object, int] = {}
-    # What is packed first: others may be rebuilt from it.
+    # Packed tensors come first, because others may be rebuilt from them.
     drops = sorted(recipe.drops, key=lambda d: recipe.steps[d[1]].source not in _PACKED)
     for slot, step in drops:
         node, own = ran.nodes[slot.node], recipe.steps[step]
@@ -900,7 +900,7 @@ def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str) -> float:
             if own.source in _PACKED:
                 sources[step] = _packed(own, tensor, ran)
                 freed[key] -= sources[step][0].untyped_storage().nbytes()
-            elif slot not in recipe.shown:  # what stands for it has another sum
+            elif slot not in recipe.shown:  # its substitute has another sum
                 total = _sum_of(tensor)
         lies = tensor.shape, tensor.stride(), int(tensor.storage_offset()), n_bytes
         taken = {index: sources[index] for index in recipe.needs[step]}
@@ -917,17 +917,17 @@ def _instead(place: Place, tensor: torch.Tensor) -> Place:
 
 
 def _sum_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return () the sum of all words of the storage that a tensor lies in.
+    """Return () the sum of all words of a tensor's storage.
 
-    A forward may come to do something that shows in no graph, such as an edit in place
-    under `no_grad` of what no node has saved. A change of any one element shows here.
+    It finds changes that no graph shows, such as an edit in place under `no_grad` of a
+    tensor that no node has saved. A change of any single element changes the sum.
     """
     n_elements = tensor.untyped_storage().nbytes() // tensor.element_size()
     return sum_of_words(bits(tensor.as_strided((n_elements,), (1,), 0)).flatten())
 
 
 def _sources(recipe: Recipe, ran: Ran) -> dict[int, Any]:
-    """Read what a recipe's steps begin with: a tensor and its version, settings, ...
+    """Read the sources of a recipe's steps: tensors with versions, and settings.
 
     Raises:
         RuntimeError: A saved tensor was edited in place.
@@ -943,9 +943,9 @@ def _source(step: Step, ran: Ran) -> Any:
         return getattr(ran.module.get_submodule(step.argument), step.name)
     if step.source in (Source.SAVED, Source.WHOLE):
         tensor: torch.Tensor = saved_value(nodes[step.node], step.name)
-        # A number as a tensor is not to be detached under a dispatch mode.
+        # A number as a tensor must not be detached under a dispatch mode.
         tensor = tensor.detach() if tensor.requires_grad else tensor
-        if step.source is Source.WHOLE:  # contiguous, as recipes have tried
+        if step.source is Source.WHOLE:  # contiguous; `comes_out` has compared it
             number, output = step.argument
             shape = tuple(output_of(nodes[number], output).shape)
             stride = torch.empty(shape, device="meta").stride()
@@ -963,14 +963,14 @@ def _source(step: Step, ran: Ran) -> Any:
 
 
 class _Packed(NamedTuple):
-    """A tensor in fewer bytes: noise as bits, narrower positions, or as it is."""
+    """A tensor in fewer bytes (noise as bits, narrower positions), or unchanged."""
 
     values: torch.Tensor
     scale: float | None = None
-    """Of noise: the number beside zero, a bit an element."""
+    """The number besides zero in noise, which is held as a bit for each element."""
     shape: torch.Size = _NO_SHAPE
     dtype: torch.dtype | None = None
-    """As it was, of what is held otherwise."""
+    """The original dtype; None if the tensor is unchanged."""
 
 
 def _packed(step: Step, tensor: torch.Tensor, ran: Ran) -> _Packed:
@@ -989,13 +989,13 @@ def _unpacked(packed: _Packed) -> torch.Tensor:
         return values.to(dtype)
     is_there = unpack_flags(values, math.prod(shape))
     if dtype == torch.bool:
-        # A new storage: there may be more flags than elements in that one.
+        # A new storage, because this one may have more flags than elements.
         return is_there.clone().view(shape)
     return is_there.to(dtype).mul_(scale).view(shape)
 
 
 def noise_scale(tensor: torch.Tensor) -> float | None:
-    """Return the number beside zero in what looks like noise; None if it does not.
+    """Return the number besides zero in what looks like noise; None for other tensors.
 
     On a CPU dropout multiplies by a tensor of zeros and ``1 / (1 - p)``; on
     accelerators it saves a mask of bytes.
@@ -1016,7 +1016,7 @@ def noise_scale(tensor: torch.Tensor) -> float | None:
 
 
 def _pack_noise(tensor: torch.Tensor) -> _Packed:
-    """Return noise as bits; the tensor itself, if it is another this time."""
+    """Return noise as bits; the tensor itself if it is no noise this time."""
     scale = noise_scale(tensor)
     if scale is None:
         return _Packed(tensor)
@@ -1042,14 +1042,14 @@ def _pack_noise(tensor: torch.Tensor) -> _Packed:
 
 
 _Known: TypeAlias = tuple[Recipe, MutableMapping[nn.Module, bool]]
-"""A recipe, and of which layers it is known whether it came out, compared in full."""
+"""A recipe, and for each layer where it was compared in full, whether it was right."""
 
 
 class Selective:
-    """Holds what products of matrices have made, and rebuilds the rest.
+    """Holds the results of matrix products and the like, and rebuilds the rest.
 
     Args:
-        spec: The action's.
+        spec: The action's spec.
     """
 
     def __init__(self, spec: ActionSpec) -> None:
@@ -1061,7 +1061,7 @@ class Selective:
         self._n_made: MutableMapping[nn.Module, int] = weakref.WeakKeyDictionary()
 
     def anew(self, host: Host | None) -> Selective:
-        """Return the same action, which knows no recipe yet."""
+        """Return the same action without recipes, for another session."""
         del host
         return Selective(self.spec)
 
@@ -1081,7 +1081,7 @@ class Selective:
             trace = probe.trace
             trace.mark("ran", probe.index)
             kept = trace.calls[probe.index].held_bytes.get(self._keep.spec.name, 0.0)
-            # A trial may take as much again as the call holds.
+            # A trial may need as much memory as the call holds.
             may_make, may_try = kept <= trace.room_bytes, kept <= trace.spare_bytes
         outputs = [t for t in tensors_in(output) if t.grad_fn is not None]
         edited = tuple(
@@ -1094,7 +1094,7 @@ class Selective:
             ran = Ran(call.layer.module, given, outputs, edited, began)
             freed = self._let_go(ran, call.layer, may_try=may_try, may_make=may_make)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            # Nothing was dropped yet: an operator may refuse what it is tried on.
+            # An operator failed in a trial; nothing was dropped yet.
             if is_out_of_memory(error):
                 raise
             call.layer.exclude(self.spec.name, f"{type(error).__name__}: {error}")
@@ -1117,14 +1117,14 @@ class Selective:
         """Drop what a recipe rebuilds; return the freed bytes.
 
         Args:
-            ran: The call, nothing dropped yet.
+            ran: The call, with nothing dropped yet.
             layer: The layer.
             may_try: Whether a known recipe may be compared in full, which takes memory
                 that no plan has counted.
-            may_make: Whether one may be made, which takes as much.
+            may_make: Whether a recipe may be made, which takes as much.
 
         Returns:
-            None where a recipe was to be made, and was not.
+            None if a recipe is missing and must not be made now.
         """
         with torch.no_grad():
             key = ran.signature()

@@ -270,8 +270,7 @@ def state_of_layer(modules: tuple[nn.Module, ...]) -> State:
 
 
 def _dicts(tables: Iterable[Any]) -> list[dict[str, Any]]:
-    """Leave out the tables of scripted modules, which are not dicts and cannot change.
-    """
+    """Leave out tables of scripted modules: they are no dicts, and cannot change."""
     return [table for table in tables if isinstance(table, dict)]
 
 
