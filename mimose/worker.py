@@ -1,14 +1,14 @@
-"""Work beside training: one queue, and a thread that takes from it. No torch.
+"""The worker thread: one queue of jobs beside training. No torch.
 
-A job touches no tensor and no module. It should take a millisecond at most, for so long
-a thread of training that is back from an operator may wait for the interpreter's lock;
-a longer one returns an iterator and is done item by item. Behind each item the thread
-sleeps for several times as long as that took.
+A job touches no tensor and no module. It should take at most a millisecond, because a
+training thread may wait that long for the interpreter's lock. A longer job returns an
+iterator and runs item by item. After each item the thread sleeps for several times its
+duration.
 
-The thread is started by the first job and ends when none is left. It holds the queue no
-longer than for one job, so it ends with a session that is dropped without a word. As
-the interpreter exits it is waited for: a solver cannot be interrupted, and would not
-outlive that. A forked child has no thread; its next job starts one.
+The first job starts the thread, which ends when no job is left. It refers to the queue
+only during a job, so it also ends with a session that is dropped without `detach`. The
+interpreter waits for it at exit, because a solver cannot be interrupted and would not
+survive the exit. A forked child has no thread; its next job starts one.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from typing import Any, TypeAlias
 _log = logging.getLogger(__name__)
 
 Job: TypeAlias = Callable[[], Iterator[None] | None]
-"""Something to do; what it is to change, it changes by itself."""
+"""A function that does the work and stores its result itself."""
 
 NAME = "mimose"
-"""Of the thread."""
+"""The thread's name."""
 _REST = 4
-"""It sleeps for so many times as long as it works."""
+"""The thread sleeps this many times as long as it works."""
 _MOST_WAITING = 64
-"""Jobs; of more the stalest of the least urgent is dropped."""
+"""The most jobs that wait. Beyond it, the oldest of the least urgent is dropped."""
 _END_SECONDS = 0.02
-"""Longest wait for the thread to end, ..."""
+"""The longest wait for the thread's end."""
 _EXIT_SECONDS = 5.0
-"""... and as the interpreter exits."""
+"""The same at the interpreter's exit."""
 _MOST_REST = 1.0
-"""Longest rest, in seconds: a clock may jump."""
+"""The longest rest in seconds, because a clock may jump."""
 HUNG_SECONDS = 60.0
-"""A lesson of which no item ends for so long is not waited for any more."""
+"""If no item of a lesson ends for this long, nothing waits for it any more."""
 
 _FAILED = (
     "mimose: the worker thread has failed and is not started again. Training goes on: "
@@ -59,34 +59,33 @@ class JobKind(enum.IntEnum):
     """Kinds of work, the most urgent first."""
 
     LEARN = 0
-    """Taking in what steps have shown, fits included; one job at a time."""
+    """Learn from steps, with fits; one job at a time."""
     PLAN = 1
-    """Plans for shapes that are on their way."""
+    """Make plans for expected shapes."""
     REFINE = 2
-    """Better plans in place of those in use."""
+    """Improve plans that are in use."""
 
 
 class Worker:
     """Does jobs in a separate thread, the most urgent kind first.
 
-    A job that fails ends the thread, and the log tells why. From then on lessons
-    are learned at once, by whoever hands them over, and nothing else is done.
+    If a job fails, the thread ends and the log says why. From then on `submit` runs
+    lessons at once, and drops other jobs.
 
     Args:
-        is_inline: Whether jobs are done at once, by whoever hands them over; what one
-            raises reaches the caller.
+        is_inline: Whether `submit` runs each job at once; its errors reach the caller.
     """
 
     def __init__(self, *, is_inline: bool = False) -> None:
         self.is_inline = is_inline
-        # This is held, not the condition: an interrupt in the midst of a condition's
-        # own code would leave it held for ever.
+        # Hold this lock, not the condition: an interrupt inside the condition's own
+        # code would never release it.
         self._lock = lock()
         self._changed = threading.Condition(self._lock)
         self._jobs: dict[tuple[JobKind, Hashable], Job] = {}
         self._thread: threading.Thread | None = None
         self._learner: threading.Thread | None = None
-        """Who is in the midst of a lesson."""
+        """The thread that runs a lesson."""
         self._is_hurried = False
         self._is_closed = False
         self._has_failed = False
@@ -94,11 +93,11 @@ class Worker:
         _workers.add(self)
 
     def submit(self, kind: JobKind, key: Hashable, job: Job) -> None:
-        """Take a job.
+        """Add a job.
 
         Args:
             kind: Its kind.
-            key: A job of the same kind and key that waits is replaced.
+            key: It replaces a waiting job of the same kind and key.
             job: The job.
         """
         if self._is_closed:
@@ -124,7 +123,7 @@ class Worker:
                 self._thread.start()
 
     def catch_up(self) -> None:
-        """Return when nothing waits to be learned any more; the caller helps."""
+        """Return when no lesson waits; this thread runs lessons too."""
         while not self.is_inline:
             with self._lock:
                 self._is_hurried = True
@@ -143,7 +142,7 @@ class Worker:
             self._do(*taken)
 
     def _give_up(self) -> None:
-        """Wait for the thread no more: it hangs in the midst of a lesson."""
+        """Stop waiting for the thread, which hangs in a lesson."""
         self._learner, self._has_failed = None, True
         frames = sys._current_frames()
         thread = self._thread
@@ -153,14 +152,14 @@ class Worker:
 
     @property
     def _is_learning(self) -> bool:
-        """Whether another thread is in the midst of a lesson, not before a fork."""
+        """Whether another thread of this process runs a lesson."""
         who = self._learner
         if who is None or who is threading.current_thread():
             return False
         return who.is_alive()
 
     def _take(self, least: JobKind) -> tuple[JobKind, Job] | None:
-        """Take out the most urgent job that may begin, down to a kind."""
+        """Remove and return the most urgent job that may begin, down to a kind."""
         most = JobKind.PLAN if self._is_learning else JobKind.LEARN
         waiting = (key for key in self._jobs if most <= key[0] <= least)
         key = min(waiting, key=_URGENCY, default=None)
@@ -171,7 +170,7 @@ class Worker:
         return key[0], self._jobs.pop(key)
 
     def do_next(self) -> bool:
-        """Do the next job, in the thread; return whether there may be more."""
+        """Do the next job in the thread; return whether there may be more."""
         with self._lock:
             taken = None if self._has_failed else self._take(JobKind.REFINE)
             if taken is None:
@@ -182,7 +181,7 @@ class Worker:
         return True
 
     def _do(self, kind: JobKind, job: Job) -> None:
-        """Do a job, with rests in the thread; what it fails with is logged."""
+        """Do a job, with rests in the thread; log its error."""
         is_beside = threading.current_thread() is self._thread
         self._began = time.perf_counter()
         try:
@@ -202,7 +201,7 @@ class Worker:
                     self._changed.notify_all()
 
     def _rest(self) -> None:
-        """Sleep behind an item, in the thread and where no caller waits."""
+        """Sleep after an item, in the thread and if no caller waits."""
         if threading.current_thread() is not self._thread:
             return
         with self._lock:
@@ -212,10 +211,10 @@ class Worker:
         self._began = time.perf_counter()
 
     def close(self, most_seconds: float = _END_SECONDS) -> None:
-        """Drop what waits and end the thread. Harmless twice.
+        """Drop all jobs and end the thread. A second call does nothing.
 
         Args:
-            most_seconds: Longest wait for its end.
+            most_seconds: The longest wait for its end.
         """
         with self._lock:
             self._is_closed = True
@@ -236,7 +235,7 @@ def _end_all() -> None:
 
 
 def _work(found: weakref.ref[Worker]) -> None:
-    """Do jobs until none is left, or none is wanted: what the thread runs."""
+    """Run by the thread: do jobs until none is left or the worker is gone."""
     while (worker := found()) is not None and worker.do_next():
         del worker
 
@@ -247,15 +246,15 @@ def _work(found: weakref.ref[Worker]) -> None:
 _locks: weakref.WeakSet[Any] = weakref.WeakSet()
 _one_at_a_time = threading.RLock()
 _held: list[Any] = []
-"""By the thread that forks; the others wait."""
+"""Locks held by the thread that forks."""
 
 
 def lock() -> Any:
     """Return a reentrant lock that is free in a forked child.
 
-    A child has but the thread that forked. A lock that another thread held at that
-    moment would stay held for ever; so the forking thread takes all of them first, and
-    gives them back on both sides. They are held for microseconds each.
+    A child has only the thread that forked, so a lock that another thread held at the
+    fork would never be released. Therefore the forking thread takes all locks first,
+    and releases them on both sides. Each is held for microseconds.
     """
     made = threading.RLock()
     _locks.add(made)

@@ -1,5 +1,5 @@
-"""What arrives: a call of the model, described by its sizes, and the model's layers.
+"""Finds a model's layers, and describes its calls.
 
-In come the model and what it is called with; out go its layers, and for every step a
-`StepInput`: the context and the sizes that a plan is looked up by.
+The input is the model and the arguments of a call. The output is its layers, and for
+each step a `StepInput`: the context and the sizes by which plans are looked up.
 """

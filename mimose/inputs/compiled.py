@@ -1,17 +1,17 @@
-"""Layers that run compiled or scripted code, and how they are planned all the same.
+"""Finds layers that run compiled or scripted code, and how to plan them.
 
 Note: [Regional compilation]
-A plan must not be part of what is compiled: each new one would be compiled anew, and
+A plan must not be part of compiled code: each new plan would cause a compilation, and
 after a few `torch.compile` gives up. So a compiled layer is planned from the outside:
-what is replaced is not its ``forward`` but what its call runs, the compiled code in
-it. A whole model has no outside of its layers, and is refused. Under a dispatch mode
-compiled code does not run, so what it holds is counted where it saves it
-(`saved_storages`). The early stop of a recomputation is left out.
+mimose replaces what the module's call runs, not the ``forward`` inside the compiled
+code. A model that is compiled as a whole has no such place, so it is an error. Compiled
+code does not run under a dispatch mode, so its held bytes are counted by the tensors
+that it saves (`saved_storages`). Its recomputation runs to the end.
 
 Note: [Scripted code]
-TorchScript's executor watches the first run of a function and rewrites it for later
-ones, and again for other sizes. A recomputation is a later run than its forward, and
-may save other tensors, in another order: a layer that runs it is kept.
+TorchScript's executor profiles the first run of a function and rewrites it for later
+runs, and again for other sizes. A recomputation runs later than its forward, so it may
+save other tensors, in another order. Layers with scripted code are kept.
 """
 
 from __future__ import annotations
@@ -52,18 +52,18 @@ SCRIPTED = (
     "torch.jit mimose can recompute it"
 )
 _FROM_TORCH = ("torch", "mimose")
-"""Packages whose functions run no code of the user's that they are not given."""
+"""Packages whose functions run no code of the user that is not passed to them."""
 
 
 def raise_if_compiled(model: nn.Module, layers: Sequence[nn.Module]) -> None:
-    """Make sure that nothing around the layers was compiled.
+    """Check that no module around the layers is compiled.
 
-    `torch.compile` of the whole model after `attach` does no harm: a session's steps
-    are not traced into.
+    `torch.compile` of the whole model after `attach` does no harm, because it does not
+    trace a session's steps.
 
     Args:
-        model: The model, or what `torch.compile` made of it.
-        layers: The layers that are planned for.
+        model: The model, or its wrapper of `torch.compile`.
+        layers: The layers.
 
     Raises:
         MimoseError: The model is compiled, or a part of it that holds layers.
@@ -97,7 +97,7 @@ def _is_wrapper(module: nn.Module) -> bool:
 
 
 def called_attribute(module: nn.Module) -> str:
-    """Name the attribute that a module's call runs: see Note: [Regional compilation].
+    """Return the attribute that a module's call runs: Note: [Regional compilation].
 
     Args:
         module: The module.
@@ -107,10 +107,10 @@ def called_attribute(module: nn.Module) -> str:
 
 
 def wrappers(model: nn.Module) -> dict[int, tuple[str, nn.Module]]:
-    """Return, by identity of the module inside, the wrappers of `torch.compile`.
+    """Return the wrappers of `torch.compile` in a model, by identity of their module.
 
     Args:
-        model: Where to look.
+        model: The model.
     """
     return {
         id(submodules_of(module)[COMPILED_MODULE]): (name, module)
@@ -120,18 +120,18 @@ def wrappers(model: nn.Module) -> dict[int, tuple[str, nn.Module]]:
 
 
 def unwrapped(module: nn.Module) -> nn.Module:
-    """Return what is inside of a wrapper of `torch.compile`; else the module."""
+    """Return the module inside a wrapper of `torch.compile`; otherwise the module."""
     while _is_wrapper(module):
         module = module.get_submodule(COMPILED_MODULE)
     return module
 
 
 def code_inside(root: nn.Module) -> tuple[bool, bool]:
-    """Return whether a layer runs compiled, and whether scripted code, by its names.
+    """Return whether a layer can run compiled, and whether scripted code.
 
-    Looked at are the modules inside, their attributes, and the functions that their
-    classes' methods name among globals and closures, and so on. What a forward finds
-    in other ways shows in the graph of its first call: see `code_in_graph`.
+    It searches the modules inside, their attributes, and the functions that methods of
+    their classes name among globals and closures, recursively. Other code shows in the
+    graph of the first call: see `code_in_graph`.
 
     Args:
         root: The layer.
@@ -187,11 +187,11 @@ def _is_from_torch(package: str | None) -> bool:
 
 
 def code_in_graph(output: object, began: int) -> tuple[bool, bool]:
-    """Return whether compiled, and whether scripted code made a part of a graph.
+    """Return whether compiled, and whether scripted code made nodes of a graph.
 
     Args:
-        output: What a call has returned.
-        began: What `next_sequence_number` said before.
+        output: What a call returned.
+        began: What `next_sequence_number` returned before the call.
     """
     names = operators_of(output, began)
     return (
@@ -201,17 +201,18 @@ def code_in_graph(output: object, began: int) -> tuple[bool, bool]:
 
 
 _n_one_graph = 0
-"""How often `one_graph` is entered just now."""
+"""How often `one_graph` is entered now."""
 
 
 @contextlib.contextmanager
 def one_graph() -> Iterator[None]:
-    """While entered, a call that several graphs would serve gets the same each time.
+    """Make a call use the same compiled graph each time, if several graphs fit it.
 
-    Otherwise the one used last comes first, and a recomputation may find another than
-    its forward did, which saves other tensors (pytorch#166926). It holds for the whole
-    process. Where a graph for one size and one for all sizes serve a call, another may
-    run than without: with inductor the last bits of a loss can differ by that.
+    By default the graph used last is tried first, so a recomputation may use another
+    graph than its forward, which saves other tensors (pytorch#166926). The setting
+    holds for the whole process. If a graph for one size and one for all sizes fit a
+    call, another may run than without it: with inductor, the last bits of a loss can
+    differ.
     """
     global _n_one_graph
     _n_one_graph += 1
@@ -225,10 +226,10 @@ def one_graph() -> Iterator[None]:
 
 @contextlib.contextmanager
 def saved_storages() -> Iterator[dict[int, torch.UntypedStorage]]:
-    """Collect, by identity, the storages of the tensors saved for a backward meanwhile.
+    """Collect the storages that are saved for a backward inside it, by identity.
 
-    Whoever else watches what is saved, such as `torch.utils.checkpoint`, does so still.
-    Read it before the end: it is empty then, and holds no storage.
+    Other hooks on saved tensors, such as those of `torch.utils.checkpoint`, still run.
+    Read the result before the end, when it is cleared.
     """
     outer = top_saved_hooks(False)
     pack, unpack = outer if outer is not None else (_same, _same)

@@ -1,9 +1,9 @@
-"""From the root's arguments to what is known of a step before it runs.
+"""Describes a step from the model's arguments, before it runs.
 
-Two calls with one structure differ in their sizes alone. Sizes that were equal in every
-call count as one, and one name stands for all: that of what the model is about, if it
-is among them (a text is named ``input_ids`` rather than by its mask). A tensor passed
-by position is called as the model's forward calls it.
+Two calls with one structure differ only in their sizes. Sizes that were equal in every
+call count as one size with one name: that of the main input, if it is among them (for
+example ``input_ids``, not its mask). A tensor that is passed by position has the name
+of the forward's parameter.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ from mimose.types import BY_ROWS, MOST_CONTEXTS, StepInput
 Structure: TypeAlias = tuple[object, ...]
 
 _MANY = ".*"
-"""Ends the path of a list's texts and numbers: they are data, and count as one."""
+"""Ends the path of texts and numbers in a list, which are data and count as one."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallShape:
-    """What a call's arguments look like."""
+    """The structure and sizes of a call's arguments."""
 
     structure: Structure
-    """Each argument's path, with what it is: dtype, rank, None, a flag …"""
+    """The path of each argument with its dtype and rank, or its value or type."""
     names: tuple[str, ...]
     """`path.dimension` of every dimension of every tensor."""
     sizes: tuple[int, ...]
@@ -52,15 +52,15 @@ class CallShape:
 
 
 def call_shape(args: Sequence[Any], kwargs: Mapping[str, Any]) -> CallShape:
-    """Describe a call's arguments, nested containers included.
+    """Describe a call's arguments, with nested containers.
 
-    A jagged tensor has the sizes of its batch and of its values, all rows together.
-    Texts that are arguments themselves are settings and count by value; texts and
-    numbers in a container count by their type.
+    A jagged tensor has the sizes of its batch and of its values, all rows together. A
+    text that is an argument itself is a setting and counts by value. Texts and numbers
+    in a container count by type.
 
     Args:
-        args: What it is called with.
-        kwargs: What it is called with by name.
+        args: The arguments.
+        kwargs: The keyword arguments.
     """
     structure: list[object] = []
     names: list[str] = []
@@ -88,10 +88,9 @@ def argument_tensors(
 
 
 def fast_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return a hashable key that is equal for calls of the same shape.
+    """Return a hashable key, to look up the `CallShape` of an earlier call.
 
-    It tells no less apart than `call_shape`, costs a microsecond, and serves to find
-    the `CallShape` of a call seen before.
+    Calls with equal keys have equal shapes. The key takes a microsecond.
     """
     key: list[object] = []
     for path, value in (*enumerate(args), *kwargs.items()):
@@ -109,14 +108,14 @@ def fast_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[object, ..
 def partial_masks(
     args: Sequence[Any], kwargs: Mapping[str, Any], *, waits: bool = False
 ) -> tuple[str, ...]:
-    """Return the names of the masks that hide something, or may do so.
+    """Return the names of masks that hide something, or may do so.
 
-    Attention runs differently under a mask of all ones. On an accelerator the host has
-    to wait to be named; unless it does every mask there is one that may.
+    Attention runs differently under a mask of all ones. To read a mask on an
+    accelerator, the host must wait; otherwise each mask there may hide something.
 
     Args:
-        args: What the model is called with.
-        kwargs: What it is called with by name.
+        args: The model's arguments.
+        kwargs: Its keyword arguments.
         waits: Whether the host waits.
     """
     hiding = []
@@ -138,7 +137,7 @@ def partial_masks(
 
 
 def _dimensions(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return the sizes as numbers; of a nested tensor the batch and its values'."""
+    """Return a tensor's sizes; for a nested tensor, the batch and sizes of its values."""
     if tensor.is_nested:
         return tensor.size(0), *tensor.detach().values().shape
     return tensor.shape
@@ -171,7 +170,7 @@ def _visit(path: str, value: object) -> Iterator[tuple[str, object]]:
 
 
 def _token(path: str, leaf: object) -> object:
-    """Say what a non-tensor argument is: settings by value, the rest by type."""
+    """Return what stands for an argument: settings by value, others by type."""
     is_setting = isinstance(leaf, str) and "." not in path
     return (
         leaf
@@ -189,20 +188,20 @@ _ABOUT = (
     "input_values",
     "input_features",
 )
-"""What models of transformers are about, in this order."""
+"""Main inputs of transformers' models, the preferred first."""
 _ASIDE = ("label", "token_type", "position", "mask")
-"""What belongs to something else; masks say least."""
+"""Words in names of other inputs, the preferred first."""
 
 
 class SizeTable:
-    """Merges the dimensions of one structure that are always equal, and names them.
+    """Groups the dimensions of one structure that are always equal, and names them.
 
-    Dimensions stay together as long as they were equal in every call seen; the batch
-    (dimension 0) is never merged with another dimension.
+    Dimensions are in one group while they were equal in every call. The batch
+    (dimension 0) is never in a group with another dimension.
 
     Args:
         names: `CallShape.names` of the structure.
-        positional: What the positional arguments are called.
+        positional: The names of positional arguments.
     """
 
     def __init__(self, names: tuple[str, ...], positional: Sequence[str] = ()) -> None:
@@ -215,10 +214,10 @@ class SizeTable:
         self._varies: list[bool] = []
         self._shown: list[tuple[str, int]] = []
         self._named: dict[tuple[int, ...], Mapping[str, int]] = {}
-        """By sizes, what `named` has returned."""
+        """The results of `named`, by sizes."""
 
     def add(self, sizes: tuple[int, ...]) -> None:
-        """Record a call's sizes: they may split a class."""
+        """Record a call's sizes, which may split a group."""
         if not self._constant:
             self._constant, self._varies = sizes, [False] * len(sizes)
         together: dict[tuple[int, bool, int], int] = {}
@@ -236,29 +235,29 @@ class SizeTable:
         self._show()
 
     def _show(self) -> None:
-        """Settle which sizes are named: those that vary."""
+        """Choose the sizes that get a name: those that vary."""
         columns = sorted(set(self._group))
         varying = [c for c in columns if self._varies[c]] or columns
         self._shown = [(self._name(c), c) for c in varying]
         self._named = {}
 
     def _name(self, column: int) -> str:
-        """Return what a group's size is called."""
+        """Return the name of a group."""
         named = zip(self._spoken, self._group, strict=True)
         return min((name for name, c in named if c == column), key=_rank)
 
     def spoken_names(self) -> list[str]:
-        """Return what all sizes are called, those that are always equal once."""
+        """Return the names of all groups."""
         return [self._name(column) for column in sorted(set(self._group))]
 
     def rows(self, sizes: tuple[int, ...]) -> tuple[str, int]:
-        """Return what the batch's size is called, and how large it is."""
+        """Return the name and value of the batch's size."""
         columns = sorted(set(self._group))
         first = next((c for c in columns if self.names[c].endswith(".0")), columns[0])
         return self._name(first), sizes[first]
 
     def column(self, name: str) -> int | None:
-        """Return the place of a size and of all equal ones; None of no such name."""
+        """Return the column of a size's group; None for an unknown name."""
         at = self._index.get(name)
         return at if at is None or not self._group else self._group[at]
 
@@ -274,7 +273,7 @@ class SizeTable:
         return found
 
     def n_elements(self, sizes: tuple[int, ...], argument: str) -> int:
-        """Return how many elements an argument's tensor has; 0 where there is none."""
+        """Return the number of elements of an argument's tensor; 0 without a tensor."""
         own = [
             n
             for name, n in zip(self.names, sizes, strict=True)
@@ -285,11 +284,10 @@ class SizeTable:
     def fill(
         self, shape: Mapping[str, int], others: tuple[int, ...]
     ) -> tuple[int, ...]:
-        """Return all sizes of a shape given by name, the others as they are given.
+        """Return all sizes of a shape: named ones from it, the others from `others`.
 
         Raises:
-            MimoseError: A name is not one of this structure's, or a size is no
-                positive integer.
+            MimoseError: A name is unknown, or a size is not a positive integer.
         """
         group = self._group or list(range(len(self.names)))
         sizes = list(others)
@@ -309,7 +307,7 @@ class SizeTable:
         return tuple(sizes)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state as lists, ready for JSON."""
+        """Return the state as JSON values."""
         return {
             "names": list(self.names),
             "group": self._group,
@@ -325,7 +323,7 @@ class SizeTable:
 
         Args:
             state: What it returned.
-            positional: What the positional arguments are called.
+            positional: The names of positional arguments.
         """
         table = cls(tuple(map(str, state["names"])), positional)
         table._group = list(map(int, state["group"]))
@@ -336,14 +334,14 @@ class SizeTable:
 
 
 def _spoken(name: str, positional: Sequence[str]) -> str:
-    """Return a size's name, with the argument's in place of its position."""
+    """Return a size's name, with the argument's name instead of its position."""
     first, dot, rest = name.partition(".")
     is_known = first.isdecimal() and int(first) < len(positional)
     return positional[int(first)] + dot + rest if is_known else name
 
 
 def _rank(name: str) -> int:
-    """Return which of several names is to stand for all: that of the lowest rank."""
+    """Return the rank of a name; the one with the lowest rank names a group."""
     *path, _ = name.split(".")
     if path and path[-1] in _ABOUT:
         return _ABOUT.index(path[-1])
@@ -368,12 +366,11 @@ def digest(key: Hashable) -> str:
 
 
 def module_key(module: nn.Module) -> str:
-    """Return a key that is equal for layers that cost the same, called the same way.
+    """Return a key that is equal for layers that cost the same in equal calls.
 
-    It holds the classes and settings of the module and everything in it, the training
-    flags, and the shapes, types and `requires_grad` of its parameters. Settings that a
-    forward changes, such as a counter of its calls, make it another each time: read it
-    once.
+    It holds the classes and settings of the module and all modules inside, the training
+    flags, and the shapes, dtypes and `requires_grad` of its parameters. Read it only
+    once, because a forward may change settings, such as a counter of its calls.
 
     Args:
         module: The layer.
@@ -392,15 +389,15 @@ def family_key(layer: str, shape: CallShape, device: torch.device) -> Hashable:
     """Return a key that is equal for calls that cost the same at the same sizes.
 
     Args:
-        layer: What `module_key` said of the layer.
-        shape: What it is called with; its structure counts, and the autocast state.
-        device: Where it runs.
+        layer: The layer's `module_key`.
+        shape: The call's shape, of which the structure counts.
+        device: The device whose autocast state counts.
     """
     return layer, autocast_state(device), shape.structure
 
 
 def autocast_state(device: torch.device) -> Hashable:
-    """Return what autocast is set to for the device and for the CPU; None if off."""
+    """Return autocast's dtypes for the device and the CPU; None if it is off."""
     is_on = torch.is_autocast_enabled
     if not (is_on("cpu") or (device.type != "cpu" and is_on(device.type))):
         return None
@@ -439,7 +436,7 @@ def _class_name(cls: type) -> str:
 
 
 def _setting(value: object) -> Hashable:
-    """Rates differ from layer to layer; what matters is whether they are zero."""
+    """Return what counts of a setting: of floats (rates) only whether they are 0."""
     if isinstance(value, float):
         return value == 0.0
     if isinstance(value, tuple):
@@ -464,29 +461,29 @@ _MOST_REMEMBERED = 10_000
 _Key = TypeVar("_Key")
 _Value = TypeVar("_Value")
 _TRAINING = operator.itemgetter("training")
-"""Of a module's own dictionary: half as long as to ask the module."""
+"""Reads it from the module's dictionary, in half the time of an attribute."""
 _LEARNS = operator.attrgetter("requires_grad")
 
 
 class Mode(NamedTuple):
-    """What is trained and what is in training mode."""
+    """Which parameters are trained, and which modules are in training mode."""
 
     key: str
-    """Names it, in every process alike."""
+    """Its name, equal in every process."""
     layer_keys: tuple[str, ...]
     """`module_key` of each layer, read once: forwards may change settings, such as a
     count of their calls."""
     probes: tuple[nn.Parameter, ...] = ()
-    """Their gradients tell whether a window has begun: one parameter may never get
-    any, a few from all over the model tell."""
+    """Parameters whose gradients show whether a window has begun. One parameter may
+    never get a gradient, so they are a few from the whole model."""
 
 
 class Describer:
-    """Describes calls of the root, and remembers those seen before.
+    """Describes calls of the model, and remembers earlier ones.
 
     Args:
-        model: The model; inputs have to be on its device.
-        device: Where that is.
+        model: The model.
+        device: Its device.
         layers: The layers, whose settings change what a step costs.
     """
 
@@ -498,17 +495,17 @@ class Describer:
         self._layers = tuple(layers)
         self._device = device
         self.tables: dict[str, SizeTable] = {}
-        """By structure, the names of sizes; the last used last."""
+        """The names of sizes by structure, the most recently used last."""
         self._seen: dict[Hashable, tuple[StepInput, SizeTable]] = {}
         self.hides = False
         """Whether a mask of the last call may hide something."""
         self.waits_for_masks = False
-        """Whether layers were seen to differ by what a mask on an accelerator hides."""
+        """Whether layers differed because of a mask on an accelerator."""
         self.renew()
         self.last: tuple[StepInput, SizeTable] | None = None
 
     def renew(self) -> None:
-        """Read the model's modules anew: they are others."""
+        """Read the model's modules again, because they have changed."""
         modules = list(self._model.modules())
         # Scripted modules have no such tables, and cannot change.
         self._inside = [t for t in map(submodules_of, modules) if isinstance(t, dict)]
@@ -516,23 +513,23 @@ class Describer:
         self._structure = self._read_structure()
         self._attributes = tuple(vars(m) for m in modules if "training" in vars(m))
         self._odd = tuple(m for m in modules if "training" not in vars(m))
-        """Modules that keep their mode elsewhere, such as scripted ones."""
+        """Modules that hold their mode elsewhere, such as scripted ones."""
         self._switches = [m for m in modules if hasattr(m, "gradient_checkpointing")]
-        """Modules that can checkpoint by themselves: to look for them at each new shape
-        took 4 ms of a model of 400 modules."""
+        """Modules with their own checkpointing. To search for them at each new shape
+        took 4 ms in a model of 400 modules."""
         self._sharded_by = self._model, *self._layers
         self._kinds: tuple[type, ...] = ()
-        """Of these modules: `fully_shard` replaces them, and with them parameters."""
+        """The classes of these modules. `fully_shard` replaces them, and parameters."""
         self._groups: list[Any] = []
-        """FSDP2's, if the model is sharded."""
+        """FSDP2's groups, if the model is sharded."""
         self._parameters: tuple[nn.Parameter, ...] = ()
         self._flags: tuple[bool, ...] = ()
         self._modes: dict[tuple[bool, ...], Mode] = {}
         self.mode = Mode("", ())
-        """As last seen."""
+        """The mode of the last call."""
 
     def is_outdated(self) -> bool:
-        """Whether the model has other modules or buffers than were read."""
+        """Whether the model's modules or buffers have changed since they were read."""
         return self._read_structure() != self._structure
 
     def _read_structure(self) -> tuple[list[nn.Module | None], list[str]]:
@@ -542,7 +539,7 @@ class Describer:
     def arrive(
         self, args: Sequence[Any], kwargs: Mapping[str, Any]
     ) -> tuple[StepInput, SizeTable]:
-        """Describe a call that is about to run, and learn its sizes' names from it.
+        """Describe a call that is about to run, and record its sizes.
 
         Raises:
             MimoseError: The inputs are on another device than the model.
@@ -578,7 +575,7 @@ class Describer:
         return found
 
     def _read_parameters(self) -> None:
-        """Read the parameters anew, if the model was sharded since the last time."""
+        """Read the parameters again, if the model was sharded since the last time."""
         kinds = tuple(map(type, self._sharded_by))
         if kinds != self._kinds:
             self._groups = [group for _, group in groups_in(self._model)]
@@ -586,7 +583,7 @@ class Describer:
             self._kinds = kinds
 
     def gradient_bytes(self) -> tuple[int, int]:
-        """Return the bytes of gradients that are there, and of all there will be."""
+        """Return the bytes of the gradients now, and of those after a backward."""
         there = to_be = 0
         self._read_parameters()
         for parameter in self._parameters:
@@ -597,10 +594,10 @@ class Describer:
         return there, to_be
 
     def by_rows(self, step_input: StepInput) -> StepInput:
-        """Return what is known of the same step with its loss by rows.
+        """Return the input of the same step with its loss by rows.
 
         Args:
-            step_input: What was read, or what this has returned.
+            step_input: The step's input, with its loss by rows or not.
         """
         return step_input._replace(
             context=step_input.context.removesuffix(BY_ROWS) + BY_ROWS
@@ -613,7 +610,7 @@ class Describer:
         names: tuple[str, ...],
         step_input: StepInput,
     ) -> SizeTable:
-        """Take in a call unlike those seen before; return its structure's table."""
+        """Record a new kind of call; return its structure's table."""
         self._check_device(args, kwargs)
         if any(
             getattr(each, "gradient_checkpointing", False) is True
@@ -627,7 +624,7 @@ class Describer:
         return table
 
     def _note_mode(self, flags: tuple[bool, ...]) -> None:
-        """Record that layers were frozen, unfrozen or put into another mode."""
+        """Record another mode: parameters were frozen, or modules changed theirs."""
         mode = self._modes.pop(flags, None)
         if mode is None:
             layer_keys = tuple(map(module_key, self._layers))
@@ -639,7 +636,7 @@ class Describer:
         self._flags = flags  # last: an interrupt may come before each line
 
     def _check_device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Refuse inputs none of which is with the model; lengths may be elsewhere."""
+        """Raise if all inputs are on other devices; scalars may be anywhere."""
         devices = {t.device for _, t in argument_tensors(args, kwargs) if t.dim() > 0}
         if not devices or self._device in devices:
             return
@@ -654,7 +651,7 @@ class Describer:
         """Load the names of sizes.
 
         Args:
-            state: By structure, what the ``state_dict`` of each table returned.
+            state: What the ``state_dict`` of each table returned, by structure.
         """
         self.tables = {
             key: SizeTable.from_state(table, self._positional)
@@ -671,10 +668,10 @@ def _use(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
 
 
 def positional_names(model: nn.Module) -> tuple[str, ...]:
-    """Return what the model's forward calls its positional arguments.
+    """Return the names of the positional parameters of the model's forward.
 
     Args:
-        model: The model, its forward not taken over yet.
+        model: The model, with its own forward.
     """
     try:
         parameters = inspect.signature(unwrapped(model).forward).parameters.values()

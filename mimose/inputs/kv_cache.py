@@ -1,4 +1,4 @@
-"""Keeping transformers models from making a key-value cache in training."""
+"""Prevents transformers models from making a key-value cache in training."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ _log = logging.getLogger(__name__)
 def caching_modules(model: nn.Module) -> list[nn.Module]:
     """Return the outermost modules that make a cache by default.
 
-    A kept layer would hold its keys and values, and a recomputed one cannot make
-    them. Such a module's configuration has `use_cache` on and its forward takes it;
-    the configuration is saved with the model, so the call is changed instead.
+    A cache would hold keys and values of kept layers, and recomputed layers cannot fill
+    it. Such a module's configuration has `use_cache` on, and its forward takes it. The
+    configuration is saved with the model, so mimose changes the call instead.
     """
     found: list[nn.Module] = []
     inside: set[int] = set()
@@ -34,11 +34,11 @@ def caching_modules(model: nn.Module) -> list[nn.Module]:
 
 
 def warn_of_cache(modules: list[nn.Module]) -> None:
-    """Warn that no cache is made, and what that means for results.
+    """Warn that no cache is made, and how this can change results.
 
     Args:
-        modules: What `caching_modules` returned. Encoders are left out, because they
-            have no cache whatever their configuration says.
+        modules: What `caching_modules` returned. Encoders get no warning, because they
+            never have a cache.
     """
     decoders = [each for each in modules if not _is_encoder(each)]
     names = ", ".join(dict.fromkeys(type(module).__name__ for module in decoders))
@@ -70,9 +70,9 @@ def _is_encoder(module: nn.Module) -> bool:
 
 
 def without_cache(module: nn.Module) -> Patch:
-    """Have ``use_cache=False`` passed with every call in training.
+    """Pass ``use_cache=False`` to each call in training that does not set it.
 
-    A caller may ask for a cache still; None asks for what the configuration says.
+    A caller can still ask for a cache; None means the configuration's value.
     """
     names = list(inspect.signature(unwrapped(module).forward).parameters)
     place = names.index("use_cache")

@@ -1,4 +1,4 @@
-"""Finding the modules to plan for, and taking over their ``forward``."""
+"""Finds the layers of a model."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ Named: TypeAlias = tuple[str, nn.Module]
 
 
 def find_layers(model: nn.Module, layers: LayersSpec = None) -> tuple[Named, ...]:
-    """Return the qualified names and modules to plan for, in module order.
+    """Return the qualified names and modules of the layers, in module order.
 
-    Without a choice, the first of these that finds anything: Hugging Face's
-    checkpointable layers; modules repeated in a ``ModuleList`` or ``Sequential`` (two
-    siblings of one class with the same parameter shapes, then all their class); the
-    classes named in ``_no_split_modules``; the elements of any ``ModuleList``. What
-    `torch.compile` wraps is found by what is inside, and its wrapper is the layer.
+    With None, it takes the first of these that finds something: Hugging Face's
+    checkpointable layers; modules repeated in a ``ModuleList`` or ``Sequential`` (all
+    of a class, if two siblings have the same parameter shapes); the classes in
+    ``_no_split_modules``; the elements of any ``ModuleList``. If `torch.compile` wraps
+    such a module, the wrapper is the layer.
 
     Args:
         model: The model.
-        layers: None to discover, or a module class, a qualified name (of a module, or
+        layers: None to search; or a module class, a qualified name (of a module, or
             of a ``ModuleList`` for its elements), several of these, or a predicate
             that takes ``(module)`` or ``(name, module)``.
 
@@ -80,7 +80,7 @@ def _discover(model: nn.Module) -> list[Named]:
 
 
 def _checkpointable(model: nn.Module) -> list[Named]:
-    """Return transformers' `GradientCheckpointingLayer`s, without importing it."""
+    """Return transformers' `GradientCheckpointingLayer`s, without an import."""
     found = [
         (name, module)
         for name, module in model.named_modules()
@@ -111,7 +111,7 @@ def _repeated(model: nn.Module) -> list[Named]:
 def _containers(
     model: nn.Module, classes: set[type[nn.Module]]
 ) -> Iterator[nn.ModuleList | nn.Sequential]:
-    """Yield the lists that are not inside a module of `classes`, outermost first."""
+    """Yield lists that are not inside a module of `classes`, the outermost first."""
     stack: list[nn.Module] = [model]
     while stack:
         module = stack.pop(0)
@@ -151,7 +151,7 @@ def _listed(model: nn.Module) -> list[Named]:
 
 
 def _is_block(module: nn.Module) -> bool:
-    """Tell a block from a container and from a single layer of `torch.nn`."""
+    """Whether a module is neither a container nor a single layer of `torch.nn`."""
     if isinstance(module, (nn.ModuleList, nn.ModuleDict)):
         return False
     has_parameters = next(module.parameters(), None) is not None
@@ -192,7 +192,7 @@ def _by_item(model: nn.Module, item: object) -> list[Named]:
 
 
 def _why_not(model: nn.Module, modules: Mapping[str, nn.Module], item: object) -> str:
-    """Say why an item finds nothing, and what may have been meant."""
+    """Return why an item finds nothing, and what the user may have meant."""
     if isinstance(item, nn.Module):
         names = [repr(name) for name, module in modules.items() if module is item]
         how = f"its name, {names[0]}" if names else "the name of one in the model"
@@ -237,7 +237,7 @@ def _outermost(model: nn.Module, found: list[Named]) -> list[Named]:
 
 
 def raise_if_checkpointed(model: nn.Module) -> None:
-    """Make sure that no other code recomputes parts of this model.
+    """Check that no other code recomputes parts of this model.
 
     Raises:
         CheckpointingConflictError: A module's own checkpointing is switched on, or a

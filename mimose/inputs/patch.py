@@ -1,4 +1,4 @@
-"""A module's forward, replaced for a while."""
+"""Replaces a module's forward."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from torch import nn
 from mimose.inputs.compiled import called_attribute
 
 is_traced = torch.compiler.is_dynamo_compiling
-"""Whether a compiler follows this very code."""
+"""Whether `torch.compile` traces the running code."""
 
 
 def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function whose frames, and those it calls, no compiler follows.
+    """Return a function that `torch.compile` does not trace, nor what it calls.
 
     Args:
-        function: What runs.
+        function: The function.
     """
     disable: Any = torch.compiler.disable
     found: Callable[..., Any] = disable(function)
@@ -29,16 +29,16 @@ def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class Patch:
-    """A module's ``forward``, replaced on the instance until `remove`.
+    """Replaces a module's ``forward`` on the instance, until `remove`.
 
-    Of a module that was compiled in place, it is the compiled call that is replaced.
+    For a module that was compiled in place, it replaces the compiled call.
 
-    Names, ``state_dict`` keys, hooks and the class stay as they are. A deep copy or a
-    pickle of the module gets its class's plain ``forward`` back: a copy is not planned.
+    Names, ``state_dict`` keys, hooks and the class stay unchanged. A deep copy or a
+    pickle of the module has its class's ``forward``, so a copy is not planned.
 
     Args:
         module: The module.
-        run: Called in its place with the original, and with a call's arguments.
+        run: Called instead, with the original and a call's arguments.
     """
 
     def __init__(
@@ -56,13 +56,13 @@ class Patch:
         setattr(module, self._attribute, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Run what takes the original's place, or the original where it is back."""
+        """Run the replacement; the original after `remove`."""
         if self.is_removed:
             return self.original(*args, **kwargs)
         return self._run(self.original, args, kwargs)
 
     def remove(self) -> None:
-        """Put the original back; where other code patched over this, pass through."""
+        """Restore the original; if other code has patched over this, pass calls on."""
         self.is_removed = True
         if self._module.__dict__.get(self._attribute) is not self:
             return
@@ -72,12 +72,12 @@ class Patch:
             setattr(self._module, self._attribute, self._previous)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Give the copied module its plain ``forward``."""
+        """Return the plain ``forward``, for the copied module."""
         if self._previous is not None:
             return copy.deepcopy(self._previous, memo)
         copied = memo.get(id(self._module), self._module)
         return types.MethodType(type(self._module).forward, copied)
 
     def __reduce__(self) -> Any:
-        """Pickle as the plain bound method: the class's, for no state is set yet."""
+        """Pickle as the bound method of the class."""
         return getattr, (self._module, "forward")

@@ -1,4 +1,4 @@
-"""Which device a model is on: one, for a budget is about one device's memory."""
+"""Finds the one device of a model, because a budget is for one device."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from mimose.exceptions import MimoseError
 from mimose.tensors import local_bytes
 
 _SMALL_BYTES = 4096
-"""CPU tensors of this size beside an accelerator (counters, scales) hold nothing."""
+"""CPU tensors up to this size (counters, scales) do not count beside an accelerator."""
 
 
 def only_device(model: nn.Module) -> torch.device:
     """Return the device of a model's parameters and buffers.
 
     Args:
-        model: The model; without any tensors it counts as on the CPU.
+        model: The model. Without any tensors it counts as on the CPU.
 
     Raises:
         MimoseError: They are on several devices, or hold no memory (``meta``).
@@ -34,7 +34,7 @@ def only_device(model: nn.Module) -> torch.device:
 
 
 def _bytes_by_device(model: nn.Module) -> dict[torch.device, int]:
-    """Add up what is where; small CPU tensors count only where nothing else does."""
+    """Sum the bytes on each device; small CPU tensors count only on a CPU."""
     held: dict[torch.device, int] = {}
     small = 0
     for tensor in itertools.chain(model.parameters(), model.buffers()):
@@ -76,10 +76,10 @@ def _of_meta(model: nn.Module, held: dict[torch.device, int]) -> str:
 
 
 def _offloaded(model: nn.Module) -> Iterator[str]:
-    """Name the modules whose weights accelerate moves about.
+    """Yield the names of modules whose weights accelerate offloads.
 
-    `_hf_hook` is accelerate's own attribute and there is no public one; without it the
-    refusal only says less.
+    `_hf_hook` is a private attribute of accelerate, and there is no public one. Without
+    it, only the error message says less.
     """
     for name, module in model.named_modules():
         hook = getattr(module, "_hf_hook", None)

@@ -1,11 +1,10 @@
-"""How the ranks of a training share a model: DDP's wrapper and FSDP2's groups.
+"""How ranks share a model: DDP's wrapper, FSDP2's groups and tensor parallelism.
 
 Note: [Groups of FSDP2]
 `fully_shard` replaces a module's class and its parameters: each rank has a part, which
-is what the optimizer knows. Around a call, and around its backward, whole parameters
-stand in the modules in their place, and so do their gradients until they are reduced.
-So whoever wants a model's own parameters has to ask the groups for them, and to ask
-again once the model has been sharded.
+the optimizer updates. During a call and its backward the modules hold whole parameters
+instead, with whole gradients until they are reduced. So a model's own parameters must
+be read from the groups, and read again after the model was sharded.
 """
 
 from __future__ import annotations
@@ -35,13 +34,13 @@ def is_sharded(module: nn.Module) -> bool:
     """Whether `fully_shard` was called on a module.
 
     Args:
-        module: The module itself; modules inside of it are not looked at.
+        module: The module itself, without those inside.
     """
     return is_made_by(module, _FSDP, "FSDPModule")
 
 
 def own_class(module: nn.Module) -> type:
-    """Return a module's class, as it was before `fully_shard` put another over it.
+    """Return a module's class before `fully_shard` replaced it.
 
     Args:
         module: The module, sharded or not.
@@ -54,13 +53,13 @@ def own_class(module: nn.Module) -> type:
 
 
 def inside_ddp(model: nn.Module) -> nn.Module:
-    """Return the module inside of DDP's wrapper; else the model.
+    """Return the module inside DDP's wrapper; otherwise the model.
 
-    The wrapper's forward talks to the other ranks before it runs the module's, and may
-    not be run again by one rank alone.
+    The wrapper's forward communicates with other ranks before it runs the module's, so
+    one rank alone must not run it again.
 
     Args:
-        model: What the user trains.
+        model: The model that the user trains.
     """
     while isinstance(model, nn.parallel.DistributedDataParallel):
         model = model.module
@@ -68,11 +67,11 @@ def inside_ddp(model: nn.Module) -> nn.Module:
 
 
 def raise_if_unplannable(model: nn.Module) -> None:
-    """Make sure that no layer's own forward gathers its weights.
+    """Check that the model is sharded in no way that plans do not cover.
 
     Raises:
-        MimoseError: The model is, or holds, what FSDP1 or DeepSpeed has made; or FSDP2
-            keeps its weights on the host of an accelerator.
+        MimoseError: FSDP1 or DeepSpeed has sharded the model or a part of it, or FSDP2
+            holds weights on the host.
     """
     _raise_if_offloaded(model)
     for name, module in model.named_modules():
@@ -117,14 +116,14 @@ def _raise_if_offloaded(model: nn.Module) -> None:
 
 
 def after_hooks(module: nn.Module, then: Callable[[], None]) -> None:
-    """Call something once, when the hooks behind a module's running forward have run.
+    """Call a function once, after the hooks of a module's running forward.
 
-    FSDP2's is one: there the whole weights of the module's group go. So what is held
-    then is what the loss begins with.
+    One is FSDP2's, which frees the whole weights of the module's group. What is held
+    after it is held when the loss begins.
 
     Args:
         module: The module, whose forward runs.
-        then: What is called.
+        then: The function.
     """
 
     def call(*_: object) -> None:
@@ -135,7 +134,7 @@ def after_hooks(module: nn.Module, then: Callable[[], None]) -> None:
 
 
 def groups_in(model: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Yield FSDP2's groups in a model, each once, with the name of their module.
+    """Yield FSDP2's groups in a model, each once with the name of its module.
 
     Args:
         model: The model.
@@ -149,7 +148,7 @@ def groups_in(model: nn.Module) -> Iterator[tuple[str, Any]]:
 
 
 def own_parameters(model: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters that an optimizer has: see Note: [Groups of FSDP2].
+    """Return the parameters that an optimizer updates: Note: [Groups of FSDP2].
 
     Args:
         model: The model, sharded or not.
@@ -172,9 +171,9 @@ def _registered_of_fsdp(module: nn.Module) -> Iterator[nn.Parameter]:
 
 
 def sharding(model: nn.Module) -> dict[str, str]:
-    """Say, by group, how FSDP2 shards a model: what bytes depend on, for all ranks.
+    """Return by group how FSDP2 shards a model, as far as bytes depend on it.
 
-    How many ranks hold the same makes no difference to any of them, so it is left out.
+    The number of replicas is left out, because it does not change a rank's bytes.
 
     Args:
         model: The model.
@@ -187,9 +186,9 @@ def sharding(model: nn.Module) -> dict[str, str]:
 
 
 def _keeping(model: nn.Module) -> str | None:
-    """Return the name of the module that keeps whole parameters by default.
+    """Return the module that keeps whole parameters by default: the outermost one.
 
-    That is the outermost one, but only its first forward writes it down.
+    FSDP2 records that only in its first forward.
     """
     modules: Iterator[tuple[str, nn.Module]] = model.named_modules()
     for name, module in modules:
@@ -220,15 +219,15 @@ def waits_for_reduction(groups: Iterable[Any]) -> bool:
 
 
 def communicates(layer: nn.Module) -> str:
-    """Return why a layer's forward waits for other ranks; "" where it does not.
+    """Return why a layer's forward waits for other ranks; "" if it does not.
 
-    Found are FSDP groups inside of it, batch norm over all ranks (in evaluation, too,
-    where it sends nothing, for modes change), parameters of tensor parallelism, and
-    wrappers that communicate themselves. What a forward sends by its own calls
-    (experts on other ranks, attention over a ring) is not.
+    It finds FSDP groups inside, synchronized batch norm (in evaluation mode too,
+    because modes change), parameters of tensor parallelism, and wrappers that
+    communicate. It does not find what a forward sends by its own calls (experts on
+    other ranks, ring attention).
 
     Args:
-        layer: The module whose ``forward`` would run again.
+        layer: The module whose ``forward`` would be recomputed.
     """
     for name, module in layer.named_modules():
         why = _why(module, is_layer=module is layer)
@@ -238,14 +237,14 @@ def communicates(layer: nn.Module) -> str:
 
 
 def parallel_parts(module: nn.Module) -> dict[str, str]:
-    """Return how tensor parallelism shares a module's own parameters, by their names.
+    """Return by name how tensor parallelism shares a module's own parameters.
 
-    Parameters that it does not share, or over one rank, map to "". FSDP shards
-    along one dimension of the ranks, which another before it may replicate; those of
-    tensor parallelism come behind.
+    Parameters that it does not share, or that it shares over one rank, map to "". In
+    the device mesh, FSDP's dimension for shards may come after one for replicas;
+    dimensions of tensor parallelism come after both.
 
     Args:
-        module: The module; what is inside of it is not looked at.
+        module: The module itself, without those inside.
     """
     is_managed = is_managed_by_fsdp(module)
     return {
@@ -256,7 +255,7 @@ def parallel_parts(module: nn.Module) -> dict[str, str]:
 
 
 def parallel_shares(model: nn.Module) -> dict[str, str]:
-    """Return what `parallel_parts` says of a whole model, ready to be read on.
+    """Return `parallel_parts` of a whole model, each as the end of a sentence.
 
     Args:
         model: The model.
