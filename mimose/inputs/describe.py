@@ -137,7 +137,7 @@ def partial_masks(
 
 
 def _dimensions(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Return a tensor's sizes; for a nested tensor, the batch and sizes of its values."""
+    """Return a tensor's sizes; of a nested one, the batch and its values' sizes."""
     if tensor.is_nested:
         return tensor.size(0), *tensor.detach().values().shape
     return tensor.shape
