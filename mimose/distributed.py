@@ -1,24 +1,24 @@
-"""Ranks that agree on what is recomputed, and ranks that wait for each other.
+"""Ranks that agree on plans, and ranks that wait for each other.
 
 Note: [Agreement]
-A recomputation runs a layer's forward again, and with it what that sends to other
-ranks. So where a layer's forward communicates all ranks have to recompute the same
-calls, and each as far: up to the last tensor that is needed, or to its end, as measured
-ones and those that are compared do. Lengths, readings and what was learned differ by
-rank, so plans do. Before each forward the ranks exchange one small vector, of which
-each element's maximum is taken: whether a rank has failed, has no plan, measures; a
-hash of its layer calls, with its negative, so that the maxima tell whether all are
-equal; which layers it keeps whatever is planned, and has never compared; its actions.
+A recomputation runs a layer's forward again, with its communication. So if a layer's
+forward communicates, all ranks must recompute the same calls, and each to the same
+point: the last needed tensor, or the end, as in measured and compared ones. Lengths,
+readings and cost models differ by rank, so plans differ too. Before each forward the
+ranks exchange one small vector and take the maximum of each element: whether a rank has
+failed, has no plan, or measures; a hash of its layer calls and its negative, so that
+the maxima show whether all are equal; which layers it keeps under any plan, and which
+it has never compared; its actions.
 
-- One has failed: all raise.
-- One has no plan, or its plan is for other layer calls: all recompute everything.
-- Else each layer call gets the action of all ranks' that holds least. No rank holds
-  more than under its own plan then, and what recomputing a call brings back for a
-  moment its own plan would have held all along.
+- If one has failed, all raise.
+- If one has no plan, or a plan for other layer calls, all recompute everything.
+- Otherwise each layer call gets the action that holds least among all ranks' actions.
+  So no rank holds more than under its own plan: what a recomputation brings back for a
+  moment, its own plan would have held all the time.
 
-Every forward exchanges: an exchange on cache misses alone would be one that a rank with
-a hit takes no part in. After an error in the middle of a forward there is nothing to
-agree on, because ranks that wait for this one cannot answer. It raises, and runs
+Each forward has an exchange. With exchanges only on cache misses, a rank with a hit
+would take no part in one. After an error in the middle of a forward nothing can be
+agreed on, because ranks that wait for this one cannot answer. It raises, and runs
 nothing again.
 """
 
@@ -57,20 +57,20 @@ from mimose.types import StepInput
 
 _OTHERS_UNPLANNED = "another rank has no plan for its step, or one for other layers"
 KEPT_ELSEWHERE = "another rank keeps it"
-"""Why a layer is kept that this rank might recompute."""
+"""Why a layer is kept that this rank could recompute."""
 _LEAST_CALLS = 256
 _CALLS_A_LAYER = 8
-"""A plan for more calls of layers than that is not agreed on."""
+"""The ranks cannot agree on a plan for more layer calls."""
 _N_HEAD = 4
-"""Whether one has no plan, whether one measures, the hash of the calls, its negative:
-what comes before the part that goes layer by layer."""
+"""Elements before those for each layer: no plan, measures, the hash of the calls and
+its negative."""
 _DDP = "is a DistributedDataParallel"
 _side: tuple[Any, Any] | None = None
-"""The default group, and the group beside it that agrees."""
+"""The default group, and the group for agreement."""
 
 
 def n_ranks() -> int:
-    """Return how many ranks there are, as far as this process knows."""
+    """Return the number of ranks that this process knows."""
     if not (distributed.is_available() and distributed.is_initialized()):
         return 1
     return int(distributed.get_world_size())
@@ -79,21 +79,20 @@ def n_ranks() -> int:
 def find_ranks(
     agree: Any, names: Sequence[str], modules: Sequence[nn.Module]
 ) -> Ranks | None:
-    """Return the ranks to agree with; None where there is no need to.
+    """Return the ranks to agree with; None if there is no need to agree.
 
-    All ranks call this at the same place where a layer of one waits for others: it
-    makes a group of them, on the CPU, where nothing else is sent. (On an accelerator
-    the host would have to wait for the device, and the model's own group may be busy in
-    a backward.) One group serves all sessions of a process, and waits as long as the
-    user lets ranks wait.
+    If a layer waits for other ranks, all ranks must call this at the same place,
+    because it makes a separate group on the CPU. (On an accelerator the host would wait
+    for the device, and the model's own group may be busy in a backward.) One group
+    serves all sessions of a process, with the timeout of the default group.
 
     Args:
         agree: ``"auto"``, None for none, or the group of ranks that run the same.
-        names: Of the layers.
+        names: The names of the layers.
         modules: The layers.
 
     Raises:
-        MimoseError: The ranks do not know of each other yet.
+        MimoseError: There is no process group yet.
     """
     if agree is None:
         return None
@@ -118,16 +117,17 @@ def _side_group() -> Any:
 
 
 def waiting_group(model: nn.Module, ranks: Ranks | None) -> Any:
-    """Return the group of the ranks that have to run as many forwards as this one.
+    """Return the group of the ranks that must run as many forwards as this one.
 
-    DDP's do not, but for the backward that reduces gradients.
+    Ranks of DDP need not: only the backward that reduces gradients communicates. All
+    ranks must call this at the same place.
 
     Args:
         model: The model.
-        ranks: Those that agree on plans.
+        ranks: The ranks that agree on plans.
 
     Returns:
-        None where no other rank waits. All ranks have to call this at the same place.
+        None if no other rank waits.
     """
     if ranks is not None or n_ranks() < 2:
         return None if ranks is None else ranks.group
@@ -139,17 +139,17 @@ def most_of_ranks(find: Callable[[], int], group: Any) -> int:
     """Return the largest number of all ranks; an error on one is an error on all.
 
     Args:
-        find: Returns this rank's own.
-        group: Of `waiting_group`.
+        find: Returns this rank's number.
+        group: What `waiting_group` returned.
 
     Raises:
-        OtherRankError: Another rank has none. (Or `InfeasibleBudgetError`.)
+        OtherRankError: Another rank failed. (Or `InfeasibleBudgetError`.)
         Exception: What `find` raised.
     """
     own, error = 0, None
     try:
         own = find()
-    except Exception as failed:  # it is raised once the others know
+    except Exception as failed:  # raised after the exchange
         error = failed
     found: list[Any] = [None] * distributed.get_world_size(group)
     with _answered():
@@ -167,13 +167,13 @@ class Ranks:
     """The ranks that a session agrees with: see Note: [Agreement].
 
     Args:
-        group: Theirs.
-        waiting: The places of the layers whose forward waits for them.
-        n_layers: How many layers there are.
+        group: Their group.
+        waiting: The indices of the layers whose forward waits for them.
+        n_layers: The number of layers.
 
     Attributes:
-        group: Theirs.
-        waiting: The same.
+        group: Their group.
+        waiting: The indices of the layers whose forward waits for them.
     """
 
     def __init__(self, group: Any, waiting: frozenset[int], n_layers: int) -> None:
@@ -183,24 +183,24 @@ class Ranks:
         self._most_calls = max(_LEAST_CALLS, _CALLS_A_LAYER * n_layers)
         self._n_values = _N_HEAD
         self._n_agreed = _N_HEAD + 2 * n_layers + self._most_calls
-        """Numbers a forward, once it is known that all ranks have as many layers."""
+        """Numbers in each exchange, after `meet` has shown equal layers."""
         self._is_due = False
         self._n_exchanges = self._n_changed = 0
         self._seconds = 0.0
 
     def use(self) -> AgreementUse:
-        """Return what was exchanged."""
+        """Return counts and time of the exchanges."""
         n_exchanges, n_changed = self._n_exchanges, self._n_changed
         return AgreementUse(self._n_ranks, n_exchanges, self._seconds, n_changed)
 
     def restrict(self, layers: Sequence[Layer], learner: Learner) -> None:
-        """Plan layers that wait for others as a whole: kept or recomputed.
+        """Allow only `keep` and `recompute` for layers that wait for other ranks.
 
-        What finer actions do in a call they settle call by call, each rank for itself.
+        Finer actions decide in each call what they do, on each rank separately.
 
         Args:
             layers: The layers.
-            learner: Records which actions they may run under.
+            learner: Records the allowed actions.
         """
         menu = learner.model.menu
         finer = menu.names[1:-1]
@@ -213,7 +213,7 @@ class Ranks:
 
     @contextlib.contextmanager
     def sharing_errors(self) -> Iterator[None]:
-        """Tell the others of an error, as long as they wait for an exchange."""
+        """Send an error to the other ranks, if they wait for an exchange."""
         self._is_due = True
         try:
             yield
@@ -225,13 +225,13 @@ class Ranks:
             raise
 
     def meet(self, description: Sequence[str]) -> None:
-        """Make sure, as the session begins, that all ranks plan the same.
+        """Check at the start of the session that all ranks plan the same.
 
         Args:
-            description: Of what they plan, line by line.
+            description: Lines that must be equal on all ranks.
 
         Raises:
-            MimoseError: They do not.
+            MimoseError: They are not.
             OtherRankError: Another rank could not attach.
         """
         own = _hash(tuple(description))
@@ -252,23 +252,23 @@ class Ranks:
         menu: Menu,
         policy: Policy | None,
     ) -> Decision:
-        """Return what this rank does, given what the others would.
+        """Return this rank's decision after the exchange with the others.
 
         Args:
-            decision: What it would do by itself.
-            step_input: What its plan is for.
+            decision: Its own decision.
+            step_input: The step's input.
             memory: What is held, and the budget.
-            part: Which forward of its window it is.
-            is_measured: Whether its boundaries will be read.
+            part: The index of the forward in its window.
+            is_measured: Whether the step is measured.
             layers: The layers; those that another rank keeps are kept from now on.
             menu: The actions in use.
-            policy: Makes decisions of actions; None under a baseline, which does the
+            policy: Makes a decision from actions; None for a baseline, which does the
                 same on all ranks.
 
         Raises:
             InfeasibleBudgetError: Another rank's budget cannot be kept.
-            OtherRankError: Another rank has failed otherwise.
-            MimoseError: Another rank is gone, or does not answer.
+            OtherRankError: Another rank has failed for another reason.
+            MimoseError: Another rank has ended, or does not answer.
         """
         chosen = decision.chosen
         if chosen is not None and len(chosen.calls) > self._most_calls:
@@ -314,7 +314,7 @@ class Ranks:
         return replace(agreed, is_whole=bool(whole) or any(compress(fresh, recomputed)))
 
     def _maxima(self, values: Sequence[int]) -> list[int]:
-        """Return the largest of all ranks' numbers at each place."""
+        """Return the maximum over all ranks of each number."""
         is_error, *found = self._reduced([0, *values])
         if is_error:
             described = self._gathered(None)
@@ -323,7 +323,7 @@ class Ranks:
         return found
 
     def _gathered(self, own: Any) -> list[Any]:
-        """Return what each rank has to say."""
+        """Return the objects of all ranks."""
         with _answered():
             found: list[Any] = [None] * self._n_ranks
             distributed.all_gather_object(found, own, group=self.group)
@@ -344,7 +344,7 @@ class Ranks:
 
 
 def _hash(what: object) -> int:
-    """Return a number above 0 that is the same in every process."""
+    """Return a hash above 0 that is the same in every process."""
     return 1 + zlib.crc32(repr(what).encode())
 
 
@@ -366,12 +366,12 @@ def _raise_other(rank: int, described: dict[str, Any]) -> NoReturn:
 
 @contextlib.contextmanager
 def _answered() -> Iterator[None]:
-    """Say in words why what is sent in it is not answered.
+    """Explain errors of the communication inside it.
 
     Raises:
-        MimoseError: It is not.
+        MimoseError: Another rank did not answer, or there is no process group.
     """
-    if not distributed.is_initialized():  # a group outlives it, as an object
+    if not distributed.is_initialized():  # the group object outlives it
         msg = (
             "the ranks cannot agree on this step, because the process group was "
             "destroyed: detach the session before destroy_process_group(), and attach "
@@ -389,7 +389,7 @@ def _answered() -> Iterator[None]:
 
 
 def _raise_unlike(found: Sequence[list[str]]) -> NoReturn:
-    """Say where two ranks plan different things.
+    """Raise an error that says where two ranks differ.
 
     Raises:
         MimoseError: Always.
@@ -412,7 +412,7 @@ def _raise_unlike(found: Sequence[list[str]]) -> NoReturn:
 
 
 def _waiting(names: Sequence[str], modules: Sequence[nn.Module]) -> dict[int, str]:
-    """Return the places of layers whose forward waits for other ranks, and why."""
+    """Return the indices of layers whose forward waits for other ranks, and why."""
     found = {}
     for index, (name, module) in enumerate(zip(names, modules, strict=True)):
         why = communicates(module)
@@ -422,10 +422,10 @@ def _waiting(names: Sequence[str], modules: Sequence[nn.Module]) -> dict[int, st
 
 
 def _raise_if_too_early(modules: Sequence[nn.Module]) -> None:
-    """Refuse batch norm over ranks that do not know of each other yet.
+    """Check that the process group of a SyncBatchNorm exists.
 
     Raises:
-        MimoseError: A launcher has started several, and no group is there.
+        MimoseError: A launcher has started several processes, and there is no group.
     """
     is_begun = distributed.is_available() and distributed.is_initialized()
     n_started = os.environ.get("WORLD_SIZE", "1")
@@ -448,16 +448,16 @@ def later_waits(
     modules: Sequence[nn.Module],
     known: frozenset[int],
 ) -> Callable[[], None]:
-    """Return a check for layers that have come to wait for others since `attach`.
+    """Return a check for layers that wait for other ranks only since `attach`.
 
-    They are looked at in the first forward, and again once `fully_shard` was called on
-    the model or a layer. Ranks have the same model, so all of them raise.
+    It checks in the first forward, and again after `fully_shard` was called on the
+    model or a layer. Ranks have the same model, so all of them raise.
 
     Args:
         model: The model.
-        names: Of the layers.
+        names: The names of the layers.
         modules: The layers.
-        known: The places of those that ranks agree on.
+        known: The indices of the layers that ranks agree on.
     """
     seen: tuple[type, ...] = ()
 
@@ -486,7 +486,7 @@ def why_forward_waits(root: nn.Module, layers: Sequence[Layer] = ()) -> str:
 
     Args:
         root: The model.
-        layers: Its layers; what agrees is part of each forward.
+        layers: Its layers. If ranks agree, an exchange is part of each forward.
     """
     if n_ranks() < 2:
         return ""
@@ -515,14 +515,14 @@ def why_step_waits(root: nn.Module, layers: Sequence[Layer] = ()) -> str:
 def ddp_around(root: nn.Module) -> nn.parallel.DistributedDataParallel | None:
     """Return the wrapper that reduces a model's gradients, if there is one.
 
-    It is looked for among all objects that live: nothing in the model refers to it.
+    It is searched among all live objects, because the model does not refer to it.
 
     Args:
         root: The model.
     """
     for thing in gc.get_objects():
         if issubclass(type(thing), nn.parallel.DistributedDataParallel):
-            with contextlib.suppress(AttributeError):  # making it has failed
+            with contextlib.suppress(AttributeError):  # its constructor has failed
                 if any(module is root for module in thing.modules()):
                     wrapper: nn.parallel.DistributedDataParallel = thing
                     return wrapper
@@ -530,7 +530,7 @@ def ddp_around(root: nn.Module) -> nn.parallel.DistributedDataParallel | None:
 
 
 _FINAL = "_mimose_final"
-"""An error's attribute: it says already that nothing is run again."""
+"""Attribute of an error whose text already says that nothing is run again."""
 _LESS = "Give attach() a lower budget, or use shorter or fewer inputs"
 _WITHOUT = (
     "Exclude the layer, so that it is kept from the first step on: attach(layers=...) "
@@ -539,18 +539,18 @@ _WITHOUT = (
 
 
 def is_final(error: BaseException) -> bool:
-    """Whether an error says already that nothing is run again."""
+    """Whether an error already says that nothing is run again."""
     return hasattr(error, _FINAL)
 
 
 def mark_final(error: BaseException, what: str, why: str, numbers: str) -> None:
-    """Add to an error's own words that nothing is run again, and what to do.
+    """Add to an error's text that nothing is run again, and what to do.
 
     Args:
-        error: Is about to be raised.
+        error: The error, about to be raised.
         what: What is not run again.
-        why: Why others wait for it.
-        numbers: What was held, and the budget.
+        why: Why other ranks wait for it.
+        numbers: A sentence with what is held, and the budget.
     """
     advice = _LESS if is_out_of_memory(error) else _WITHOUT
     said = str(error) or type(error).__name__

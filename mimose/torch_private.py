@@ -1,13 +1,13 @@
-"""All that is used of torch without being promised by it.
+"""All private parts of torch that mimose uses.
 
-Nothing else in the library (its benchmarks aside) names a private part of torch, so
-that a new version is looked through here: what each part is for, where torch's own
-people speak of it, and what happens without it. Unless something else is said it was
-seen in every torch from 2.9 to 2.13, and the library does not work without it.
-`scripts/gpu check` tells which parts an installation has. Numbers with a hash are
-threads of github.com/pytorch/pytorch.
+No other module of the library (except benchmarks) names a private part of torch, so a
+new version of torch must be checked only here: what each part is for, where torch's
+developers discuss it, and what happens without it. Unless noted, a part exists in every
+torch from 2.9 to 2.13, and the library does not work without it. `scripts/gpu check`
+shows which parts an installation has. Numbers with a hash are threads of
+github.com/pytorch/pytorch.
 
-Aliases are the thing itself: what is called in every step costs no call more.
+Aliases are the objects themselves, so they add no call in a step.
 """
 
 from __future__ import annotations
@@ -28,31 +28,31 @@ from torch.utils import _python_dispatch, _pytree, checkpoint
 # ------------------------------------------------------------- tensors and storages
 
 storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
-"""The address of a storage's C++ half: equal for all that share it, while it lives.
+"""The address of a storage's C++ object: equal for all that share it, while it lives.
 
 ``data_ptr()`` is public, but 0 for empty storages and for those without data. No thread
 about a public form was found.
 """
 
 storage_users: Callable[[int], int] = torch._C._storage_Use_Count
-"""How many C++ owners a storage has, by its `storage_key`. Made for CUDA graphs
-(#98944); its form on the storage itself was kept private, too (#139426)."""
+"""The number of C++ owners of a storage, by its `storage_key`. Made for CUDA graphs
+(#98944); the method of the storage itself is private, too (#139426)."""
 
 
 def tensor_users(tensor: torch.Tensor) -> int:
-    """Return how many C++ owners a tensor has (#117166).
+    """Return the number of C++ owners of a tensor (#117166).
 
-    0 where torch does not tell: an input without gradient that a layer saves is then
-    noticed by the references to its Python object alone.
+    0 if torch lacks it: then a saved input without gradient is noticed only by the
+    references to its Python object.
     """
     count: Callable[[], int] | None = getattr(tensor, "_use_count", None)
     return 0 if count is None else count()
 
 
 version_of: Callable[[torch.Tensor], int] = operator.attrgetter("_version")
-"""How often a tensor was changed in place; an error for inference tensors. Autograd
-compares it before a backward. ``torch.autograd.graph.increment_version`` is the public
-half; no thread about this one was found."""
+"""How often a tensor was edited in place; an error for inference tensors. Autograd
+compares it before a backward. Only ``torch.autograd.graph.increment_version`` is
+public; no thread about reading it was found."""
 
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_base")
 """The tensor that this one is a view of. Named in torch's page on tensor views; no
@@ -63,9 +63,9 @@ thread about a public form was found."""
 _Tensors: TypeAlias = Callable[[nn.Module], dict[str, torch.Tensor | None]]
 
 parameters_of: _Tensors = operator.attrgetter("_parameters")
-"""A module's own parameters by name: the dictionary itself, read again in each step.
-The public ``named_parameters`` walks it, and leaves out what is None or seen already.
-No thread found; as old as ``nn.Module``."""
+"""A module's own parameters by name: the dictionary itself, read in each step. The
+public ``named_parameters`` iterates it, without None and repeats. No thread found; as
+old as ``nn.Module``."""
 
 buffers_of: _Tensors = operator.attrgetter("_buffers")
 """The same for buffers."""
@@ -77,9 +77,9 @@ submodules_of: Callable[[nn.Module], dict[str, nn.Module | None]] = operator.att
 
 
 def forward_hooks_of(module: nn.Module) -> tuple[tuple[Any, Any], ...]:
-    """Return the tables of hooks before and behind a module's forward, by handle.
+    """Return the tables of hooks after and before a module's forward, by handle.
 
-    Each with that of the hooks that are given keywords. No thread found.
+    Each with the table of hooks that take keywords. No thread found.
     """
     return (
         (module._forward_hooks, module._forward_hooks_with_kwargs),
@@ -91,7 +91,7 @@ global_forward_hooks: tuple[tuple[Any, Any], ...] = (
     (_modules._global_forward_hooks, _modules._global_forward_hooks_with_kwargs),
     (_modules._global_forward_pre_hooks, {}),
 )
-"""The same of the hooks on all modules; those before a forward get no keywords."""
+"""The same for hooks on all modules; those before a forward get no keywords."""
 
 
 # ------------------------------------------------------------------------ autograd
@@ -99,9 +99,9 @@ global_forward_hooks: tuple[tuple[Any, Any], ...] = (
 queue_callback: Callable[[Callable[[], None]], None] = (
     Variable._execution_engine.queue_callback
 )
-"""Call something when the running backward has ended. #66199 asks for a public form,
-and #193958 offers ``torch.autograd.graph.queue_callback``, not in 2.13. Not called
-where a backward fails."""
+"""Calls a function when the running backward has ended, not if it fails. #66199 asks
+for a public form, and #193958 offers ``torch.autograd.graph.queue_callback``, not in
+2.13."""
 
 current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 """The number of the backward that runs in this thread. ``torch.autograd.graph`` and
@@ -109,33 +109,33 @@ current_graph_task: Callable[[], int] = torch._C._current_graph_task_id
 found."""
 
 NO_GRAPH_TASK = -1
-"""What it says outside of any backward."""
+"""Its value outside a backward."""
 
 next_sequence_number: Callable[[], int] = torch._C._autograd._get_sequence_nr
-"""The number that autograd's next node of this thread gets: tells tensors made since
-from older ones. Bound for #103129."""
+"""The number of autograd's next node in this thread; distinguishes newer tensors from
+older ones. Added for #103129."""
 
 sequence_number: Callable[[Any], int] = operator.methodcaller("_sequence_nr")
 """The number of a node, as of a tensor's ``grad_fn``. From #103129 as well."""
 
 keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_keep_graph
-"""Whether the running backward leaves its graph for another. Read by
-``torch.utils.checkpoint`` in the same way; no thread about a public form was found."""
+"""Whether the running backward keeps its graph for another one.
+``torch.utils.checkpoint`` reads it too; no thread about a public form was found."""
 
 
 def is_in_own_function() -> bool:
-    """Whether the node that runs is that of a user's ``autograd.Function``.
+    """Whether the running node is that of a user's ``autograd.Function``.
 
-    ``torch.autograd.graph`` has no form that tells the running node; no thread found.
+    ``torch.autograd.graph`` does not give the running node; no thread found.
     """
     node = torch._C._current_autograd_node()
     return isinstance(node, torch.autograd.function.BackwardCFunction)
 
 
 def output_of(node: Any, number: int) -> Any:
-    """Return shape, dtype and device of a node's output, as of its gradient.
+    """Return shape, dtype and device of a node's output.
 
-    Bound for compiled autograd (#103822).
+    Added for compiled autograd (#103822).
     """
     return node._input_metadata[number]
 
@@ -143,9 +143,9 @@ def output_of(node: Any, number: int) -> Any:
 def saved_names(node: Any) -> tuple[str, ...]:
     """Return the names under which a node has saved tensors.
 
-    Those of Python's own functions are numbered and not among them. What nodes save is
-    shown to Python for tests and tools such as torchviz (#52451), and each name begins
-    in the same way since then.
+    Tensors of Python functions have numbers instead, and are not included. Torch shows
+    what nodes save for tests and tools such as torchviz (#52451), with the same prefix
+    since then.
     """
     prefix = "_raw_saved_"
     return tuple(
@@ -159,7 +159,7 @@ def saved_value(node: Any, name: str) -> Any:
     """Return what a node has saved: a tensor, or another argument. See `saved_names`.
 
     Raises:
-        RuntimeError: The tensor was edited in place since, or the graph is gone.
+        RuntimeError: The tensor was edited in place since, or the graph was freed.
     """
     return getattr(node, f"_saved_{name}")
 
@@ -170,39 +170,39 @@ def saved_handle(node: Any, name: str) -> Any:
 
 
 SavedHooks: TypeAlias = tuple[Callable[[torch.Tensor], Any], Callable[[Any], Any]]
-"""What packs a tensor that is saved for backward, and what unpacks it."""
+"""The functions that pack a tensor saved for the backward, and unpack it."""
 
 _autograd: Any = torch._C._autograd
 
 top_saved_hooks: Callable[[bool], SavedHooks | None] = (
     _autograd._top_saved_tensors_default_hooks
 )
-"""The hooks that are called for tensors saved now; None without. Only the innermost
-are (#70932), so whoever adds some calls them. The argument: whether to return those,
-too, that are switched off while a compiler traces."""
+"""The hooks that are called for tensors saved now; None without. Only the innermost are
+called (#70932), so hooks that are added must call them. The argument: whether to return
+also hooks that are switched off while a compiler traces."""
 
 push_saved_hooks: Callable[..., None] = _autograd._push_saved_tensors_default_hooks
-"""Begin to call other hooks (#61834). The public context manager
-``torch.autograd.graph.saved_tensors_hooks`` does the same, in four Python calls more a
-recomputed layer."""
+"""Adds innermost hooks (#61834). The public context manager
+``torch.autograd.graph.saved_tensors_hooks`` does the same with four more Python calls
+for each recomputed layer."""
 
 pop_saved_hooks: Callable[[], None] = _autograd._pop_saved_tensors_default_hooks
-"""End what `push_saved_hooks` began."""
+"""Removes the innermost hooks."""
 
 
 may_push_saved_hooks: Callable[[], bool] = _autograd._saved_tensors_hooks_is_enabled
-"""Whether hooks of saved tensors may be pushed: transforms of torch.func forbid it, and
-so does ``torch.autograd.graph.disable_saved_tensors_hooks`` (#85971)."""
+"""Whether hooks of saved tensors may be pushed. Transforms of torch.func and
+``torch.autograd.graph.disable_saved_tensors_hooks`` forbid it (#85971)."""
 
 
 def drop_saved_hooks(outer: SavedHooks | None) -> None:
-    """End all that `push_saved_hooks` began inside some others.
+    """Remove all hooks that were pushed inside some others.
 
-    An interrupt may come between a push and the ``try`` behind it. Hooks that stay
-    would see every tensor that is saved from then on.
+    An interrupt may come between a push and the ``try`` after it. Hooks that stay would
+    get every tensor that is saved from then on.
 
     Args:
-        outer: What `top_saved_hooks` said before.
+        outer: What `top_saved_hooks` returned before.
     """
     while True:
         now = top_saved_hooks(False)
@@ -212,18 +212,18 @@ def drop_saved_hooks(outer: SavedHooks | None) -> None:
 
 
 n_function_modes: Callable[[], int] = torch._C._len_torch_function_stack
-"""How many modes see each call of a function, such as ``with torch.device(...)``, which
-`checkpoint` sets again for a recomputation. Public is only what adds one (#78120)."""
+"""The number of function modes, such as ``with torch.device(...)``, which `checkpoint`
+restores for a recomputation. Only adding a mode is public (#78120)."""
 
 
 def function_modes() -> tuple[object, ...]:
-    """Return these modes, the outermost first. No public form (#78120)."""
+    """Return the function modes, the outermost first. No public form (#78120)."""
     number = n_function_modes()
     return tuple(map(torch._C._get_function_stack_at, range(number))) if number else ()
 
 
 def set_function_modes(modes: Sequence[object]) -> None:
-    """Have these modes see calls, and no others."""
+    """Replace the function modes by these."""
     while n_function_modes():
         torch._C._pop_torch_function_stack()
     for mode in modes:
@@ -231,12 +231,12 @@ def set_function_modes(modes: Sequence[object]) -> None:
 
 
 top_transform: Callable[[], object | None] = torch._C._functorch.peek_interpreter_stack
-"""The transform of ``torch.func`` that runs; None outside of any. Asked by torch for
-the same reason in #140439; no thread about a public form was found."""
+"""The running transform of ``torch.func``; None outside. Torch reads it for the same
+reason in #140439; no thread about a public form was found."""
 
 
 def choose_attention(query: torch.Tensor) -> int:
-    """Return the kernel that attention of a tensor to itself would take (#169849)."""
+    """Return the kernel that self-attention of a tensor would use (#169849)."""
     return int(torch._fused_sdp_choice(query, query, query))
 
 
@@ -257,32 +257,32 @@ KERNEL_FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = tuple
     )
     if hasattr(torch._C, f"_get_{name}") and hasattr(torch._C, f"_set_{setter}")
 )
-"""What chooses kernels of attention, of convolutions and of products on a CPU: read in
-each recomputed call. `torch.backends` has public forms of most, in up to three Python
-calls each; of the order of attention kernels there is none (#135485). A pair that an
-installation lacks is left out: what it chooses is then not as in the forward."""
+"""Flags that choose kernels of attention, of convolutions and of products on a CPU;
+read in each recomputed call. `torch.backends` has public forms of most, with up to
+three Python calls each, but none of the order of attention kernels (#135485). A pair
+that an installation lacks is left out: a recomputation may then use another kernel."""
 
 matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
-"""What ``torch.get_float32_matmul_precision`` asks; read beside `KERNEL_FLAGS`."""
+"""What ``torch.get_float32_matmul_precision`` reads; read beside `KERNEL_FLAGS`."""
 
 # ------------------------------------------------------------- torch.utils.checkpoint
 
 CHECKPOINT_WRAPPED = "_checkpoint_wrapped_module"
-"""The name under which ``checkpoint_wrapper`` keeps a module. If it were another, a
-wrapped layer would be recomputed twice over. No thread found."""
+"""The name under which ``checkpoint_wrapper`` holds a module. If it changed, a wrapped
+layer would be recomputed twice. No thread found."""
 
 StopRecomputation = checkpoint._StopRecomputationError
-"""Ends a recomputation after the last tensor that is needed, and has to be let through
-by whoever counts what is recomputed. The early stop is public (#96866, #160781), the
-exception is not."""
+"""Ends a recomputation after the last needed tensor. Code that counts a recomputation
+must raise it again. The early stop is public (#96866, #160781), the exception is not.
+"""
 
 
 def is_from_checkpoint(pack: object) -> bool:
     """Whether a hook on saved tensors is that of a region's first run.
 
-    Its class is made in a function and is not to be had, so it is known by its name
-    (#90105 brought it). If that changes, a layer inside of a region of the user's is
-    compared in its first call although that region is run again.
+    Its class is local to a function, so it is recognized by its name (since #90105). If
+    the name changes, a layer inside a region of the user is compared in its first call,
+    although that region is recomputed.
 
     Args:
         pack: The first of two hooks.
@@ -293,55 +293,55 @@ def is_from_checkpoint(pack: object) -> bool:
 # -------------------------------------------------------------------- torch.compile
 
 COMPILED_CALL = "_compiled_call_impl"
-"""The attribute that ``module.compile()`` sets, and that a module's call runs where it
-is not None (#97565). Kept out of copies and pickles by torch itself."""
+"""The attribute that ``module.compile()`` sets. A module's call runs it if it is not
+None (#97565). Torch itself leaves it out of copies and pickles."""
 
 COMPILED_MODULE = "_orig_mod"
-"""The name under which the wrapper that ``torch.compile(module)`` returns keeps the
-module; part of the names in its ``state_dict``, so it can hardly change (#97565)."""
+"""The name of the module in the wrapper that ``torch.compile(module)`` returns. It is
+part of the names in its ``state_dict``, so it can hardly change (#97565)."""
 
 COMPILED_FROM = "_torchdynamo_orig_callable"
-"""The attribute by which a compiled function is known, with what it was made from. No
-thread found. If it were another, ``layer.forward = torch.compile(layer.forward)`` would
-be taken for a plain forward."""
+"""The attribute of a compiled function with the original function. No thread found. If
+it changed, ``layer.forward = torch.compile(layer.forward)`` would count as a plain
+forward."""
 
 NOT_COMPILED = "_torchdynamo_disable"
 """The attribute of what ``torch.compiler.disable`` returns, which has `COMPILED_FROM`,
-too. No thread found. If it were another, such a function would count as compiled."""
+too. No thread found. If it changed, such a function would count as compiled."""
 
 COMPILED_NODE = "CompiledFunction"
-"""How the names of the nodes begin that compiled code makes in a graph, by any backend
-that compiles the backward, too. No thread found. If it were another, compiled code that
-a layer's attributes and forward do not name would be taken for plain operators."""
+"""The begin of the names of nodes that compiled code makes in a graph, with any backend
+that also compiles the backward. No thread found. If it changed, compiled code that a
+layer's attributes and forward do not name would count as plain operators."""
 
 SCRIPTED_NODE = "DifferentiableGraphBackward"
-"""How the names of the nodes end that TorchScript's executor makes. No thread found. If
-it were another, a layer whose scripted code cannot be found would fail more often."""
+"""The end of the names of nodes that TorchScript's executor makes. No thread found. If
+it changed, a layer whose scripted code cannot be found would fail more often."""
 
 SCRIPTED_TYPES = (
     torch.jit.ScriptModule,
     torch.jit.ScriptFunction,
     torch._C.ScriptMethod,
 )
-"""Modules, functions and methods of TorchScript; only of methods there is no public
-type. No thread found."""
+"""Modules, functions and methods of TorchScript. Only the type of methods is private.
+No thread found."""
 
 eval_frame_callback: Callable[[], object] = (
     torch._C._dynamo.eval_frame.get_eval_frame_callback
 )
-"""What compiles the frames that this thread begins; None if nothing does. A call that
-``torch.compiler.disable`` hides from it takes ten calls more; to ask first takes none
+"""The callback that compiles this thread's frames; None if there is none. To hide a
+call with ``torch.compiler.disable`` takes ten more calls; to read this first takes none
 in Python. No thread about a public form was found."""
 
 
 def set_graphs_by_use(by_use: bool) -> None:
     """Try the graphs of a call by their last use, as torch does, or by their age.
 
-    A recomputation may find another graph than its forward did where it is by use
-    (#166926); #167038 brought the switch. Without it nothing is done.
+    By last use, a recomputation may use another graph than its forward (#166926).
+    #167038 added the switch; a torch without it ignores this call.
 
     Args:
-        by_use: Whether the one used last is tried first.
+        by_use: Whether the graph used last is tried first.
     """
     switch: Callable[[bool], None] | None
     switch = getattr(torch._C._dynamo.eval_frame, "_set_lru_cache", None)
@@ -352,69 +352,69 @@ def set_graphs_by_use(by_use: bool) -> None:
 # ------------------------------------------------------------ operators, containers
 
 TorchDispatchMode = _python_dispatch.TorchDispatchMode
-"""Sees every operator. Documented in torch's page on extending it (#110073), under this
-private path alone."""
+"""A mode that gets every operator. Torch's page on extending it documents it (#110073),
+only under this private path."""
 
 without_dispatch_modes: Callable[[], contextlib.AbstractContextManager[Any]] = (
     _python_dispatch._disable_current_modes
 )
-"""For a while no such mode sees what runs. torch's compiler does its own bookkeeping in
-it; no thread about a public form was found."""
+"""A context in which no such mode is active. Torch's compiler uses it; no thread about
+a public form was found."""
 
 pytree = _pytree
-"""Takes nested containers apart and puts them together again, those of the user's that
-are registered for it among them. #175082 offers ``torch.utils.pytree``, not in 2.13."""
+"""Flattens and rebuilds nested containers, also registered ones of the user. #175082
+offers ``torch.utils.pytree``, not in 2.13."""
 
 overload_packet: Callable[[Any], Any] = operator.attrgetter("_overloadpacket")
 """All overloads of an operator: the key of ``torch.utils.flop_counter.flop_registry``,
-which is read in the same way there. No thread found."""
+which torch reads in the same way. No thread found."""
 
 to_copy: Any = torch.ops.aten._to_copy.default
-"""The operator of every conversion to another precision, as a dispatch mode sees it:
-``Tensor.to`` is made of it. Part of the operators that torch.compile's backends are
-given, so it can hardly change; no thread found."""
+"""The operator of every conversion to another precision in a dispatch mode:
+``Tensor.to`` runs it. Backends of torch.compile get it, so it can hardly change; no
+thread found."""
 
 _aten: Any = torch.ops.aten
 
 log_softmax_into: Any = _aten._log_softmax.out
-"""What ``torch.nn.functional.cross_entropy`` runs on its logits, into memory that is
-there. Among the operators that torch.compile's backends are given, as are the next
-three, so they can hardly change; no thread about public forms was found."""
+"""What ``torch.nn.functional.cross_entropy`` runs on its logits, into existing memory.
+Backends of torch.compile get it and the next three, so they can hardly change; no
+thread about public forms was found."""
 
 log_softmax_backward_into: Any = _aten._log_softmax_backward_data.out
-"""The same for what gives their gradient."""
+"""The same for the gradient of the logits."""
 
 nll_loss: Any = _aten.nll_loss_forward.default
-"""What it runs on that log-softmax; returns the weight of all rows that count, too."""
+"""What it runs on that log-softmax; also returns the weight of all rows that count."""
 
 nll_loss_backward_into: Any = _aten.nll_loss_backward.grad_input
-"""What gives the gradient of the log-softmax."""
+"""The gradient of the log-softmax."""
 
 # -------------------------------------------------------------------- accelerators
 
 device_statistics: Callable[[int], Mapping[str, Any]] = (
     torch._C._accelerator_getDeviceStats
 )
-"""An allocator's numbers, nested, by a device's index: 11 µs in place of 136 for the
-public ``torch.accelerator.memory_stats``, which flattens them (#152932 leaves the
-nested form out until a user needs it)."""
+"""An allocator's statistics, nested, by a device's index, in 11 µs. The public
+``torch.accelerator.memory_stats`` flattens them and takes 136 µs (#152932 leaves the
+nested form private until a user needs it)."""
 
 
 def allocator_settings() -> str:
-    """Return the allocator's settings, those made at run time too; "" if not known.
+    """Return the allocator's settings, also those set at run time; "" if not known.
 
-    From the work on one configuration for all accelerators (#149601, #165291).
+    Added with one configuration for all accelerators (#149601, #165291).
     """
     settings = getattr(torch._C, "_accelerator_getAllocatorSettings", None)
     return "" if settings is None else str(settings())
 
 
 def empty_host_cache() -> None:
-    """Unpin what the allocator of pinned memory keeps for whoever asks next.
+    """Free the cached blocks of the allocator of pinned memory.
 
-    ``torch.accelerator.empty_host_cache`` is public where torch has it (#171270), and
-    not to be called on devices without such an allocator (#197561). Before it CUDA had
-    its own (#134332). Where neither is there nothing is unpinned.
+    Newer versions of torch have the public ``torch.accelerator.empty_host_cache``
+    (#171270), which must not be called on devices without such an allocator (#197561).
+    Older ones have CUDA's (#134332). Without both, nothing is freed.
     """
     empty = getattr(torch.accelerator, "empty_host_cache", None)
     empty = empty or getattr(torch._C, "_host_emptyCache", None)
@@ -426,10 +426,10 @@ def empty_host_cache() -> None:
 
 
 def group_timeout(group: Any) -> timedelta | None:
-    """Return how long collectives of a group wait; None if not known.
+    """Return the timeout of a group's collectives; None if not known.
 
-    The argument is public, what was given is not since #56531. Of several backends the
-    longest counts.
+    Setting it is public, reading it is not since #56531. With several backends, the
+    longest timeout counts.
     """
     found = []
     with contextlib.suppress(AttributeError, RuntimeError):
@@ -441,8 +441,8 @@ def group_timeout(group: Any) -> timedelta | None:
 def is_managed_by_fsdp(module: nn.Module) -> bool:
     """Whether a module's own parameters are in a group of ``fully_shard``.
 
-    Set for torch.compile, which reads it, too; no thread found. Without it sharded
-    parameters would be taken for those of tensor parallelism.
+    Torch sets it for torch.compile; no thread found. Without it, sharded parameters
+    would count as those of tensor parallelism.
     """
     return bool(getattr(module, "_is_fsdp_managed_module", False))
 
@@ -450,11 +450,11 @@ def is_managed_by_fsdp(module: nn.Module) -> bool:
 def fsdp_groups(module: nn.Module) -> list[Any]:
     """Return the groups of parameters of a module that ``fully_shard`` was called on.
 
-    Read of them are ``fsdp_params`` (with ``sharded_param``, which the optimizer has,
-    and where gradients wait that are not reduced yet), ``mesh_info``, ``mp_policy``,
-    ``reduce_grads`` and ``_reshard_after_forward``. Public is what sets these; no
-    thread about a public way to read them was found. Seen in 2.9 (one group a module)
-    and in 2.13 (several).
+    mimose reads their ``fsdp_params`` (with ``sharded_param``, which the optimizer
+    updates, and gradients that are not reduced yet), ``mesh_info``, ``mp_policy``,
+    ``reduce_grads`` and ``_reshard_after_forward``. Only setting these is public; no
+    thread about a public way to read them was found. Seen in 2.9 (one group for each
+    module) and in 2.13 (several).
 
     Args:
         module: The module.
@@ -467,14 +467,14 @@ def fsdp_groups(module: nn.Module) -> list[Any]:
 
 
 def reshards_after_forward(group: Any) -> bool:
-    """Whether one of `fsdp_groups` gives its whole parameters back after a call."""
+    """Whether one of `fsdp_groups` frees its whole parameters after a call."""
     return bool(group._reshard_after_forward)
 
 
 def host_offload_of(group: Any) -> torch.device | None:
-    """Return the device of one of `fsdp_groups` whose parameters wait on the host.
+    """Return the device of one of `fsdp_groups` that offloads parameters to the host.
 
-    None where they do not. The policy is public, to ask a group for it is not.
+    None if it does not. The policy is public, but not how to read it from a group.
     """
     policy: object = getattr(group, "offload_policy", None)
     is_offloaded = type(policy).__name__ == "CPUOffloadPolicy"
@@ -483,22 +483,22 @@ def host_offload_of(group: Any) -> torch.device | None:
 
 
 def shards_over(group: Any) -> int:
-    """Return over how many ranks one of `fsdp_groups` is sharded."""
+    """Return the number of ranks over which one of `fsdp_groups` is sharded."""
     return int(getattr(group.mesh_info, "shard_mesh_size", 1))
 
 
 def leaves_resharding_to_fsdp(module: nn.Module) -> bool:
     """Whether ``fully_shard`` was called without ``reshard_after_forward``.
 
-    Then the outermost module keeps them, from its first forward on, and all others do
-    not. Public is the argument alone; seen in 2.13.
+    Then the outermost module keeps whole parameters, from its first forward on, and all
+    others do not. Only the argument is public; seen in 2.13.
     """
     state: Any = module._get_fsdp_state()  # type: ignore[operator]
     return bool(getattr(state, "_auto_reshard_after_forward", False))
 
 
 def waits_unreduced(fsdp_param: Any) -> bool:
-    """Whether the gradient of a parameter of FSDP's waits, whole, for a later step."""
+    """Whether an FSDP parameter has a whole gradient that is not reduced yet."""
     whole = getattr(fsdp_param, "_unsharded_param", None)
     return fsdp_param.unsharded_accumulated_grad is not None or (
         whole is not None and whole.grad is not None
@@ -508,9 +508,9 @@ def waits_unreduced(fsdp_param: Any) -> bool:
 def sharded_weights(module: nn.Module) -> list[tuple[nn.Module, str, torch.Tensor]]:
     """Return the sharded weights of the groups of a module of ``fully_shard``.
 
-    Each with the module that it is a weight of, and its name there. In the module's own
-    table whole weights take their places for a while; these stay, and an optimizer
-    changes them. No thread about a public way was found; seen in 2.9 and 2.13.
+    Each has its module and its name there. In the module's table, whole weights replace
+    them for a while; an optimizer updates the sharded ones. No thread about a public
+    way was found; seen in 2.9 and 2.13.
     """
     return [
         (each._module_info.module, each._module_info.param_name, each.sharded_param)
@@ -524,14 +524,15 @@ _FORBIDS = _FORBIDDING.__wrapped__.__code__
 
 
 def is_from_forbidden_hooks(error: BaseException) -> bool:
-    """Whether an error is that of code that forbids hooks where some are pushed.
+    """Whether an error says that hooks on saved tensors are forbidden.
 
-    Its words are up to who forbids them, as transforms of ``torch.func`` do; so it is
-    known by where it was raised. If that changed it would reach the user as it does
-    under ``torch.utils.checkpoint``. No thread about a public form was found.
+    The code that forbids them, such as transforms of ``torch.func``, chooses the text,
+    so the error is recognized by where it was raised. If that changed, the error would
+    reach the user, as under ``torch.utils.checkpoint``. No thread about a public form
+    was found.
 
     Args:
-        error: What was raised.
+        error: The error.
     """
     trace = error.__traceback__
     while trace is not None and trace.tb_next is not None:
@@ -540,17 +541,17 @@ def is_from_forbidden_hooks(error: BaseException) -> bool:
 
 
 def is_dual_level_open() -> bool:
-    """Whether tensors may have tangents now: a level of forward-mode differentiation.
+    """Whether a level of forward-mode differentiation is open.
 
-    Public is what opens one; no thread about a way to ask was found.
+    Only opening one is public; no thread about a way to read it was found.
     """
     return bool(forward_ad._current_level >= 0)
 
 
 def are_parametrizations_cached() -> bool:
-    """Whether ``parametrize.cached()`` is on: each weight is computed once, then.
+    """Whether ``parametrize.cached()`` is on, so that each weight is computed once.
 
-    Public is what turns it on; no thread about a way to ask was found.
+    Only turning it on is public; no thread about a way to read it was found.
     """
     return bool(parametrize._cache_enabled)
 

@@ -1,5 +1,5 @@
-"""What a step will need: fits of what was measured, for sizes that were not.
+"""Predicts what a step needs: fits of measured steps, for other sizes. No torch.
 
-In go samples; out comes a `PlanningProblem` for any sizes, or the reason why it cannot
-be trusted. No torch.
+The input is samples. The output is a `PlanningProblem` for any sizes, or the reason why
+it cannot be trusted.
 """

@@ -1,12 +1,12 @@
-"""Who holds the current cost model, and has it taught.
+"""Holds the current cost model, and lets it learn.
 
 Note: [Who writes]
-What steps show is queued as lessons, changes of a model, and taken in by one job
-at a time, in their order. In the worker's thread that job also makes all fits that the
-lessons call for, and only then is the model the one that everybody reads: so no step
-waits for a fit. What has to hold at once (a layer that must be kept, plans that are
-worth nothing, a context that is forgotten) is written by the step itself. The two never
-write the same fields, so that the job puts together what both have written meanwhile.
+Steps queue lessons, which are changes of a model. One job at a time applies them in
+their order. In the worker thread this job also makes all fits that the lessons need,
+and only then publishes the new model, so no step waits for a fit. Some changes must
+hold at once (a layer must be kept, all plans are invalid, a context is forgotten): the
+step itself writes them. Both never write the same fields, so the job can join what both
+have written.
 """
 
 from __future__ import annotations
@@ -26,24 +26,25 @@ from mimose.types import (
 from mimose.worker import JobKind, Worker, lock
 
 Lesson: TypeAlias = Callable[[CostModel], CostModel]
-"""Returns what a model becomes by what a step has shown."""
+"""Returns a model that has learned from a step."""
 
 _MOST_WAITING = 512
-"""Lessons that wait, a dozen steps of a large model; of more the oldest are lost."""
+"""The most lessons that wait, a dozen steps of a large model. Beyond it, the oldest are
+lost."""
 
 
 class Learner:
     """The current cost model; only the methods below replace it.
 
-    Readers take `model` once and read that value, from any thread.
+    Readers of any thread read `model` once and use that value.
 
     Args:
-        model: To begin with.
-        worker: Takes lessons in.
+        model: The first model.
+        worker: Applies lessons.
 
     Attributes:
-        model: What is known now.
-        n_steps: Measured steps queued, those that wait included.
+        model: The current model.
+        n_steps: Number of measured steps, with those in the queue.
     """
 
     def __init__(self, model: CostModel, worker: Worker | None = None) -> None:
@@ -51,13 +52,13 @@ class Learner:
         self.worker = worker or Worker(is_inline=True)
         self.n_steps = model.n_steps
         self._last_step: tuple[CostModel, CostModel] | None = None
-        """The model before and after it, in the lessons' order."""
+        """The model before and after the last measured step."""
         self._lessons: deque[Lesson] = deque(maxlen=_MOST_WAITING)
         self._lock = lock()
 
     @property
     def n_waiting(self) -> int:
-        """Lessons that are not taken in yet."""
+        """Number of lessons in the queue."""
         return len(self._lessons)
 
     # ------------------------------------------------------------------ lessons
@@ -73,16 +74,16 @@ class Learner:
         *,
         growth_bytes: float = 0.0,
     ) -> None:
-        """Take in one measured step; the arguments are those of `with_step`.
+        """Learn from one measured step; the arguments are those of `with_step`.
 
         Args:
-            step_input: What was known of the step before it ran.
-            calls: The calls, as they ran.
-            sample: What their segments say.
-            released_bytes: Outputs of an earlier step that were freed meanwhile.
+            step_input: The step's context and sizes.
+            calls: The calls, in the order in which they ran.
+            sample: The samples of all segments.
+            released_bytes: Outputs of an earlier step that this step freed.
             counts: How often each layer was called.
             between: The same at each boundary between forwards.
-            growth_bytes: How large the step is, or could be.
+            growth_bytes: The step's growth, or what it could be under another plan.
         """
 
         def learn(model: CostModel) -> CostModel:
@@ -97,7 +98,7 @@ class Learner:
         self._teach(learn)
 
     def take_back(self) -> None:
-        """Forget the last measured step, unless something was taught since."""
+        """Forget the last measured step, unless another lesson followed."""
 
         def forget(model: CostModel) -> CostModel:
             if self._last_step is None or self._last_step[1] is not model:
@@ -107,10 +108,10 @@ class Learner:
         self._teach(forget)
 
     def miss(self, step_input: StepInput) -> None:
-        """Record a step, not measured, in which more ran than was planned for.
+        """Record a step without measurement in which more ran than was planned.
 
         Args:
-            step_input: The step's, with what it called.
+            step_input: Its input, with its counts of calls.
         """
         self._teach(lambda model: model.missing(step_input))
 
@@ -119,7 +120,7 @@ class Learner:
         self.worker.submit(JobKind.LEARN, self, self._take_in)
 
     def _take_in(self) -> Iterator[None]:
-        """Take in what waits: Note: [Who writes]."""
+        """Apply the queued lessons: Note: [Who writes]."""
         base = taught = self.model
         try:
             while self._lessons:
@@ -141,31 +142,31 @@ class Learner:
     # ------------------------------------------------------------------ at once
 
     def use(self, context: Context) -> None:
-        """Record that a context is used; the least recently used go first."""
+        """Record that a context is used; the least recently used are dropped first."""
         patterns = self.model.patterns
         if context in patterns and context != next(reversed(patterns)):
             with self._lock:
                 self.model = self.model.used(context)
 
     def forget(self, context: Context) -> None:
-        """Drop a context's pattern; what its families taught stays."""
+        """Drop a context's pattern; what was learned about its families stays."""
         with self._lock:
             self.model = self.model.forgotten(context)
 
     def restrict(self, layer: int, actions: Iterable[str]) -> None:
-        """Let a layer run under some actions only, from now on."""
+        """Allow only some actions for a layer from now on."""
         with self._lock:
             self.model = self.model.restricted(layer, actions)
 
     def distrust_plans(self) -> None:
-        """Make every plan made so far invalid, as after a step over the budget."""
+        """Make all earlier plans invalid, for example after a step over the budget."""
         with self._lock:
             self.model = self.model.distrusted()
 
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that was learned as plain JSON data."""
+        """Return everything that was learned, as JSON values."""
         self.worker.catch_up()
         return self.model.state_dict()
 

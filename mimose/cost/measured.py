@@ -1,25 +1,27 @@
-"""One measured step taken into the cost model.
+"""Teaches the cost model one measured step.
 
 Note: [Least]
-What a layer holds, and how far it rises, is learned from every measured step. What runs
-between the layers, and what backwards leave, is learned from steps that recompute all:
-there every input of a layer is held from its forward to its backward.
-A kept layer may free its input (under autocast BERT's saves a copy of it alone).
-So what the level says of a kept layer from its entry to the next one's, beyond what was
-counted of both, is learned, too. What several layers read (a mask, a position bias)
-goes behind the last of them if all of them are kept, and only then. So what a last one
-shows is learned apart where all before it are kept. What goes later than that, or
-without some of them, is counted longer than it is held.
+Each measured step shows what a layer holds and its transient peaks. Only steps that
+recompute everything show what runs between layers and what backwards retain: there
+every input of a layer is held from its forward to its backward.
+A kept layer may free its input (under autocast, BERT's saves only a copy of it). So the
+model also learns what a kept layer holds beyond what was counted: the change of the
+level from its entry to the next layer's entry, minus what was counted of both. A tensor
+that several layers read (a mask, a position bias) is freed after the last of them if,
+and only if, all of them are kept. So the last layer's value is learned separately if
+all layers before it are kept. If such a tensor is freed later, or with some of them
+recomputed, the prediction counts it for longer than it is held.
 
 Note: [Copies]
-Within a context autocast casts each trained weight once and keeps the copy. A kept
-layer's copies are among what it holds: its graph saves them. A recomputed layer's are
-not, yet stay until the context ends, before the backward most often; its recomputation
-makes others. By Note: [Least] all copies are in the gaps, and all go with the context.
-So where a plan is judged, what kept layers hold was counted twice until then
-(`mimose.cost.problem`). Where the context ends behind the root, that is in the midst of
-the loss. How far this rises is counted from where all copies have gone.
-Of BERT-large copies are a twentieth of the growth, of T5-large a tenth.
+Within an autocast context, autocast casts each trained weight once and keeps the copy.
+What a kept layer holds includes its copies, because its graph saves them. The copies of
+a recomputed layer stay until the context ends, usually before the backward; its
+recomputation makes new ones. By Note: [Least] all copies are in the gaps, and are freed
+with the context. So until then, copies of kept layers are counted twice, and
+`mimose.cost.problem` takes them off. If the context ends after the model's forward,
+that is in the middle of the loss. The loss's transient peak counts from the level
+without all copies. Copies are a twentieth of the growth of BERT-large, a tenth of
+T5-large's.
 """
 
 from __future__ import annotations
@@ -60,17 +62,17 @@ def with_step(
     counts: CallCounts,
     between: tuple[CallCounts, ...] = (),
 ) -> CostModel:
-    """Return the model that has taken in one measured step.
+    """Return the model that has learned from one measured step.
 
     Args:
-        model: What was learned before.
-        step_input: What was known of the step before it ran.
-        calls: The calls, as they ran.
-        sample: What their segments say.
-        released_bytes: Outputs of an earlier step that were freed between the
-            root's exit and the first gradient; not this step's doing.
+        model: The model before.
+        step_input: The step's context and sizes.
+        calls: The calls, in the order in which they ran.
+        sample: The samples of all segments.
+        released_bytes: Outputs of an earlier step that were freed between the end of
+            the forward and the first gradient. They are not part of this step's cost.
         counts: How often each layer was called.
-        between: The same where each forward but the last has ended.
+        between: The same at the end of each forward but the last.
     """
     before = model.patterns.get(step_input.context)
     ran = tuple(
@@ -112,18 +114,18 @@ def with_step(
 
 
 def ran_least(model: CostModel, calls: Sequence[Measured]) -> bool:
-    """Whether every call ran under the least of the actions that its layer may have.
+    """Whether each call ran under the least action that its layer allows.
 
     Args:
-        model: Knows what layers may do.
-        calls: Of one step.
+        model: Knows the allowed actions.
+        calls: The calls of one step.
     """
     least = model.menu.least
     return all(call.action in (least, model.allowed(call.layer)[-1]) for call in calls)
 
 
 def _plans_for_the_same(before: Pattern, pattern: Pattern) -> bool:
-    """Whether plans made so far speak of all that may run."""
+    """Whether two patterns have the same calls, so that plans stay valid."""
     is_same = before.calls == pattern.calls and before.between == pattern.between
     return is_same and before.counts == pattern.counts
 
@@ -131,11 +133,11 @@ def _plans_for_the_same(before: Pattern, pattern: Pattern) -> bool:
 def _with_released(
     loss: SegmentSample, released_bytes: float, noise_bytes: float
 ) -> SegmentSample:
-    """Return a loss as if no outputs of an earlier step had gone in it.
+    """Return a loss segment as if it had freed no outputs of an earlier step.
 
-    They go as the root's new outputs take their names, before the loss's peak, if it
-    rises at all. Learned as it was read, a loss outside of the model was predicted 22%
-    too low, and differed from batch to batch by what the one before had returned.
+    They are freed when the user's variables get the new outputs, before the peak of the
+    loss, if it has one. Without this correction, a loss outside the model was predicted
+    22% too low, and depended on the outputs of the batch before.
     """
     retained, transient, backward = (
         loss.retained_bytes,
@@ -152,19 +154,19 @@ def _with_released(
 
 
 def _own_forward(call: Measured, sample: CallSample) -> dict[str, float]:
-    """Return how far forwards rose, by action; `AGAIN` in place of what did not run.
+    """Return forward transient peaks by action; `AGAIN` for actions that did not run.
 
-    A recomputation shows about what keeping takes, but not all that callers hold.
+    A recomputation shows about the peak of a kept forward, without what callers hold.
     """
     values = sample.forward_transient_bytes
     return {(a if a == call.action else AGAIN): n for a, n in values.items()}
 
 
 class _Readings:
-    """What one step says, by series.
+    """The readings of one step, by series.
 
     Args:
-        step_input: What was known of the step before it ran.
+        step_input: The step's context and sizes.
     """
 
     def __init__(self, step_input: StepInput) -> None:
@@ -172,7 +174,7 @@ class _Readings:
         self.by_key: dict[Key, list[tuple[Sizes, float]]] = {}
 
     def _add(self, key: Key, sizes: Sizes, value: float | None) -> None:
-        """Record a reading; None where a segment was disturbed."""
+        """Record a reading; None if its segment was disturbed."""
         if value is not None:
             self.by_key.setdefault(key, []).append((sizes, value))
 
@@ -182,7 +184,7 @@ class _Readings:
         calls: Sequence[Measured],
         samples: Sequence[CallSample],
     ) -> None:
-        """Sort what layers hold and take, by family and action."""
+        """Add what layers hold and take, by family and action."""
         around = around_of(ran)
         for sample in samples:
             call, family = calls[sample.call], ran[sample.call].family
@@ -210,7 +212,7 @@ class _Readings:
         released_bytes: float,
         noise_bytes: float,
     ) -> None:
-        """Sort what backwards leave, and what runs between layers: Note: [Least]."""
+        """Add what backwards retain, and what runs between layers: Note: [Least]."""
         step_input, around = self._step_input, around_of(ran)
         for each in sample.calls:
             key = backward_key(step_input, ran[each.call].family, around[each.call])
@@ -232,13 +234,13 @@ class _Readings:
         calls: Sequence[Measured],
         sample: StepSample,
     ) -> None:
-        """Sort what layers that were kept hold beyond what was counted: Note: [Least].
+        """Add what kept layers hold beyond what was counted: Note: [Least].
 
         Args:
-            model: Knows what was counted, and what gaps leave where all is recomputed.
-            ran: The calls, as they ran.
-            calls: What was measured of each.
-            sample: What their segments say.
+            model: Knows what was counted, and the gaps of steps that recompute all.
+            ran: The calls, in the order in which they ran.
+            calls: The measurements of each.
+            sample: The samples of all segments.
         """
         step_input, around = self._step_input, around_of(ran)
         keys = [
@@ -256,9 +258,9 @@ class _Readings:
             if retained is None or not model.keeps_copies(action):
                 continue
             if not (around[at][1] or is_last):
-                continue  # what is behind it is another forward
+                continue  # another forward follows
             family, sizes = ran[at].family, numbers(call.sizes)
-            if action not in call.held_bytes:  # then the segment has all of it
+            if action not in call.held_bytes:  # then the gap contains all of it
                 retained -= model.exact(family, "held", action).predict(sizes)
             retained -= model.retained(*keys[at + 1]).predict(step_input.sizes)
             if sample.copies_end:
@@ -276,10 +278,10 @@ class _Readings:
         gone_bytes: float,
         noise_bytes: float,
     ) -> None:
-        """Take in how far a loss rises once all copies have gone: Note: [Copies].
+        """Add the loss's transient peak without all copies: Note: [Copies].
 
-        One that does not rise at all may have been lower as they went. Where the root
-        returns it as a number, its backward tells.
+        If the loss has none, its level may have been lower when the copies were freed.
+        If the model returns the loss, its backward shows the peak.
         """
         loss = _with_released(loss, released_bytes, noise_bytes)
         transient, backward = loss.transient_bytes, loss.backward_bytes

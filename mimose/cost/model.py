@@ -1,23 +1,22 @@
-"""The cost model: what measured steps have taught, as one immutable value.
+"""The cost model: everything learned from measured steps, as one immutable value.
 
-A step's `Context` says all that changes costs at one shape. For each context the model
-has the pattern of the calls (which ran, of what family, how their own sizes follow
-from the batch's), and for each family the samples of its quantities. Who reads it never
-changes it; who teaches it gets another one, of a higher version, that shares all that
-stayed as it was.
+A step's `Context` contains everything that changes costs at one shape. For each context
+the model has the pattern of the calls: which ran, their families, and how their sizes
+follow from the batch's sizes. For each family it has samples of its quantities. Each
+change makes a new model with a higher version, which shares all unchanged parts.
 
 Note: [Whose series]
-A series belongs to what its sizes are sizes of. A family's are a layer's own; the
-head's and the loss's are the root's, of one context. What runs between layers is
-predicted by the root's sizes too, but alike in all contexts of one structure of
-arguments. The backward of a forward's first call goes on to what lies in front of it:
-an embedding, or the head and the loss of the forward before. So it is the root's, of
-one context, as well. Where the owner is forgotten, so are its series.
+Each series has an owner: the object whose sizes it uses. The series of a family use a
+layer's own sizes. Those of the head and the loss use the model's sizes, in one context.
+Those of gaps between layers use the model's sizes too, in all contexts with one
+structure of arguments. The backward of a forward's first call continues into what is
+before it: an embedding, or the head and loss of the forward before. So it uses the
+model's sizes, in one context. When an owner is forgotten, so are its series.
 
 Note: [Valid since]
-Plans name the version that they were made from. What makes all earlier plans useless,
+Each plan has the version of its model. An event that invalidates all earlier plans,
 such as a step over the budget or a layer that must be kept, raises the version since
-which plans are valid, and no cache has to be cleared.
+which plans are valid. So no cache must be cleared.
 """
 
 from __future__ import annotations
@@ -33,78 +32,80 @@ from mimose.planners.actions import EXACT_MENU
 from mimose.types import MOST_CONTEXTS, Context, Sizes, StepInput
 
 Key: TypeAlias = tuple[Hashable, ...]
-"""Names a series: its kind, its owner (Note: [Whose series]), and what it is of."""
+"""The name of a series: its kind, its owner (Note: [Whose series]), its quantity."""
 Readings: TypeAlias = Mapping[Key, Iterable[tuple[Sizes, float]]]
-"""By series, sizes and values."""
+"""Sizes and values, by series."""
 
 
 AGAIN = "again"
-"""Stands for an action where a recomputation shows a forward that keeps."""
+"""Stands for the action of a kept forward that was read from a recomputation."""
 
 
 def flops_of_a_byte(device_type: str) -> float:
     """Return the FLOPs that take as long as rebuilding a byte by pointwise operators.
 
-    These wait for memory, and move 2.5 bytes for each. In bf16 an H100, A100, RTX 4090
-    or A10 computes 117 to 170 FLOPs while it moves a byte. On one CPU core
+    These are memory-bound, and move 2.5 bytes for each byte. In bf16 an H100, A100, RTX
+    4090 or A10 computes 117 to 170 FLOPs while it moves a byte. On one CPU core
     `selective` took 24% of a BERT layer's time, its whole recomputation 41%.
 
     Args:
-        device_type: The model's; nothing else counts, so equal runs make equal plans.
+        device_type: The model's. Nothing else counts, so equal runs make equal plans.
     """
     return 25.0 if device_type == "cpu" else 2.5 * 128.0
 
 
 @dataclass(frozen=True, slots=True)
 class CostModel:
-    """What is known of costs at one moment. Nothing in it is ever written to."""
+    """Everything known of costs at one moment; immutable."""
 
     kinds: Mapping[str, Kind]
-    """How each sort of quantity is fitted."""
+    """How each kind of quantity is fitted."""
     menu: Menu = EXACT_MENU
     version: int = 0
-    """How often something was taken in."""
+    """Number of changes so far."""
     valid_since: int = 0
     """Note: [Valid since]."""
     scale: float = 0.0
-    """How large steps are, in bytes of growth: errors are small against that."""
+    """The largest growth of a step in bytes; small errors are relative to it."""
     n_steps: int = 0
-    """Measured steps taken in."""
+    """Number of measured steps."""
     patterns: dict[Context, Pattern] = field(default_factory=dict)
-    """The least recently used first."""
+    """Patterns by context, the least recently used first."""
     samples: Mapping[Key, Samples] = field(default_factory=dict)
     copied: Mapping[str, float] = field(default_factory=dict)
-    """By family, the copies of weights in what a call holds: Note: [Copies]."""
+    """Bytes of copies of weights in what a call holds, by family: Note: [Copies]."""
     byte_flops: float = 25.0
     """FLOPs that take as long as rebuilding a byte: see `flops_of_a_byte`."""
     limits: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
-    """Of layers that may not run under every action, those under which they may."""
+    """The allowed actions of layers that do not allow all."""
 
     # ------------------------------------------------------------------ reading
 
     def allowed(self, layer: int) -> tuple[str, ...]:
-        """Return the actions under which a layer may run, in the menu's order."""
+        """Return the allowed actions of a layer, in the menu's order."""
         return self.limits.get(layer, self.menu.names)
 
     def is_settled(self, layer: int) -> bool:
-        """Whether there is no choice about a layer: it is always kept."""
+        """Whether a layer is always kept, because it allows no other action."""
         return len(self.allowed(layer)) == 1
 
     def copied_bytes(self, call: LayerCall) -> float:
-        """Return a call's copies of weights; a layer that is always kept is alike."""
+        """Return a call's copies of weights; 0 if its layer is always kept."""
         settled = self.is_settled(call.layer)
         return 0.0 if settled else self.copied.get(call.family, 0.0)
 
     def keeps_copies(self, action: str) -> bool:
-        """Whether what is held under an action has the copies among it."""
+        """Whether what is held under an action includes the copies."""
         return not self.menu.spec(action).recomputes
 
     def copies_gone(self, calls: Sequence[LayerCall], actions: Sequence[str]) -> float:
-        """Return the copies that go where their context ends: no graph saves them.
+        """Return the bytes of copies that are freed with their context.
+
+        These are copies that no graph saves.
 
         Args:
-            calls: Of a step.
-            actions: Theirs.
+            calls: The calls of a step.
+            actions: Their actions.
         """
         pairs = list(zip(calls, actions, strict=True))
         kept = {call.layer for call, action in pairs if self.keeps_copies(action)}
@@ -112,10 +113,10 @@ class CostModel:
         return sum(n_bytes for layer, n_bytes in copied.items() if layer not in kept)
 
     def pattern(self, step_input: StepInput) -> Pattern:
-        """Return the pattern of a step: of the calls that ran, or else may run.
+        """Return the pattern of the calls that ran in a step, or may run in it.
 
         Args:
-            step_input: The step's; its context is known.
+            step_input: The step's input; its context is known.
         """
         pattern = self.patterns[step_input.context]
         if step_input.counts:
@@ -127,15 +128,15 @@ class CostModel:
         return context in self.patterns and self.patterns[context].may_vary
 
     def exact(self, *key: Hashable) -> Series:
-        """Return what is known of something counted, such as held bytes or FLOPs."""
+        """Return the series of a counted quantity, such as held bytes or FLOPs."""
         return self._series(("exact", *key))
 
     def transient(self, *key: Hashable) -> Series:
-        """Return what is known of a segment's rise over the level it begins at."""
+        """Return the series of a segment's transient peak."""
         return self._series(("transient", *key))
 
     def retained(self, *key: Hashable) -> Series:
-        """Return what is known of a segment's change of the level."""
+        """Return the series of a segment's retained bytes."""
         return self._series(("retained", *key))
 
     def _series(self, key: Key) -> Series:
@@ -147,15 +148,15 @@ class CostModel:
     # ------------------------------------------------------------------ absorbing
 
     def changed(self, **fields: Any) -> CostModel:
-        """Return the next version, in which some fields are others."""
+        """Return the next version, with other values of some fields."""
         return replace(self, version=self.version + 1, **fields)
 
     def with_readings(self, readings: Readings, **fields: Any) -> CostModel:
         """Return the next version, with more readings.
 
         Args:
-            readings: By series.
-            fields: Others that change.
+            readings: The readings, by series.
+            fields: Other fields that change.
         """
         samples = dict(self.samples)
         for key, more in readings.items():
@@ -164,22 +165,22 @@ class CostModel:
         return self.changed(samples=samples, **fields).bounded()
 
     def grown(self, growth_bytes: float) -> CostModel:
-        """Return the model that knows how large a step is, or could be."""
+        """Return the model that knows the growth of a step, if it is the largest."""
         if growth_bytes <= self.scale:
             return self
         return self.changed(scale=growth_bytes)
 
     def used(self, context: Context) -> CostModel:
-        """Return the model in which a context, a known one, was used last."""
+        """Return the model in which a known context was used last."""
         patterns = dict(self.patterns)
         patterns[context] = patterns.pop(context)
         return replace(self, patterns=patterns)
 
     def missing(self, step_input: StepInput) -> CostModel:
-        """Return the next version, which knows that more runs than it predicted.
+        """Return the next version, which knows that more ran than it predicted.
 
         Args:
-            step_input: The step's, with what it called.
+            step_input: The step's input, with its counts of calls.
         """
         pattern = self.patterns.get(step_input.context)
         if pattern is None:
@@ -188,31 +189,31 @@ class CostModel:
         return self.distrusted(patterns={**self.patterns, step_input.context: pattern})
 
     def forgotten(self, context: Context) -> CostModel:
-        """Return the next version without a context; what its families taught stays."""
+        """Return the next version without a context, but with its families' series."""
         patterns = {c: p for c, p in self.patterns.items() if c != context}
         return self.distrusted(patterns=patterns)
 
     def restricted(self, layer: int, actions: Iterable[str]) -> CostModel:
-        """Return the next version, in which a layer may run under some actions only."""
+        """Return the next version, in which a layer allows only some actions."""
         allowed = {*actions} & {*self.allowed(layer)}
         kept = tuple(name for name in self.menu.names if name in allowed)
         return self.distrusted(limits={**self.limits, layer: kept})
 
     def distrusted(self, **fields: Any) -> CostModel:
-        """Return the next version, before which no plan is valid."""
+        """Return the next version, in which all earlier plans are invalid."""
         return self.changed(valid_since=self.version + 1, **fields)
 
     def renewed(self, since: CostModel) -> CostModel:
-        """Return this model again, as a version behind another's.
+        """Return this model as the version after a later one, which is forgotten.
 
         Args:
-            since: What was learned since, and is forgotten.
+            since: The later model.
         """
         version = since.version + 1
         return replace(self, version=version, valid_since=version)
 
     def bounded(self) -> CostModel:
-        """Return the model with no more than can be kept: Note: [Whose series]."""
+        """Return the model without contexts over the limit: Note: [Whose series]."""
         if len(self.patterns) <= MOST_CONTEXTS:
             return self
         patterns = dict(list(self.patterns.items())[-MOST_CONTEXTS:])
@@ -225,10 +226,10 @@ class CostModel:
     # ------------------------------------------------------------------ two writers
 
     def make_fits(self, base: CostModel | None = None) -> Iterator[None]:
-        """Make the fits that readers will ask for, one by one; they are remembered.
+        """Make and store the fits that readers will need, one by one.
 
         Args:
-            base: What was known before, whose fits are made. None: nothing.
+            base: An earlier model whose fits exist; None for none.
         """
         known: Mapping[Key, Samples] = {} if base is None else base.samples
         for key, samples in self.samples.items():
@@ -241,11 +242,11 @@ class CostModel:
                 yield
 
     def joined(self, base: CostModel, now: CostModel) -> CostModel:
-        """Return what lessons made of a model, with what was written at once meanwhile.
+        """Return this model, made by lessons, with changes that steps made meanwhile.
 
         Args:
-            base: The model that the lessons began with.
-            now: What others have made of it: see `mimose.cost.learner`.
+            base: The model with which the lessons began.
+            now: That model with the steps' changes: see `mimose.cost.learner`.
         """
         gone = base.patterns.keys() - now.patterns.keys()
         version = max(self.version, now.version) + 1
@@ -261,7 +262,7 @@ class CostModel:
     # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that was learned, ready for JSON."""
+        """Return everything that was learned, as JSON values."""
         return {
             "scale": self.scale,
             "n_steps": self.n_steps,
@@ -275,10 +276,10 @@ class CostModel:
         }
 
     def loaded(self, state: Mapping[str, Any]) -> CostModel:
-        """Return the next version, with all that another one knew in place of this.
+        """Return the next version, with everything replaced by a saved state.
 
         Args:
-            state: What ``state_dict`` returned, of a model with the same menu.
+            state: What ``state_dict`` of a model with the same menu returned.
         """
         samples = {}
         for said_key, said in state["series"]:
@@ -301,7 +302,7 @@ class CostModel:
 
 
 def backward_key(step_input: StepInput, family: str, around: Around) -> Key:
-    """Name the series of a backward; a transient peak's action comes behind it."""
+    """Return the key of a backward's series; transient peaks append the action."""
     owner = (family,) if around[0] else (step_input.context, family)
     return *owner, "backward", around, step_input.has_gradients
 
@@ -312,15 +313,15 @@ def backward_sizes(step_input: StepInput, own: Sizes, around: Around) -> Sizes:
 
 
 def ends_stack(family: str, around: Around) -> bool:
-    """Whether another kind of layer runs behind one, or none."""
+    """Whether no layer of the same family follows."""
     return around[1] != family
 
 
 def beyond_key(family: str, around: Around, *, of_all: bool = False) -> Key:
-    """Name the series of what a kept layer holds beyond what was counted.
+    """Return the key of what a kept layer holds beyond what was counted.
 
     Args:
-        family: The layer's.
+        family: The layer's family.
         around: The families of its neighbours.
         of_all: Whether all layers before it are kept, too.
     """
@@ -328,15 +329,15 @@ def beyond_key(family: str, around: Around, *, of_all: bool = False) -> Key:
 
 
 def gap_key(step_input: StepInput, pair: Around) -> Key:
-    """Name a gap's series; where gradients went, their memory is used again."""
+    """Return the key of a gap's series. Memory of freed gradients is used again."""
     return step_input.structure, "gap", *pair, step_input.has_gradients
 
 
 def head_key(step_input: StepInput, part: str) -> Key:
-    """Name the series of the head or the loss."""
+    """Return the key of the head's or the loss's series."""
     return step_input.context, part, step_input.has_gradients
 
 
 def numbers(sizes: Sizes) -> Sizes:
-    """Put 0 for the symbol that a jagged output has for a size: its input tells it."""
+    """Replace symbolic sizes of jagged outputs by 0; the input has the same sizes."""
     return tuple([size if isinstance(size, int) else 0 for size in sizes])

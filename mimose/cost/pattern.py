@@ -1,17 +1,17 @@
-"""Which calls run in a context, and how their own sizes follow from the batch's.
+"""Which calls run in a context, and how their sizes follow from the batch's sizes.
 
 Note: [Optional calls]
 Layers may be dropped at random, and a tower may run once for each image of a batch. So
-what a context knows is the superset of all sequences measured, in their order; a step
-runs some of it. How often each layer was called says which: calls are numbered,
-and a layer called less often leaves out its last calls. Where that is not true of a
-sequence, or there is no order that holds it and the others, it stands alone, and what
-was measured before is measured anew.
+a context's pattern is the superset of all measured sequences, in one order, and a step
+runs some of its calls. The counts of calls of each layer determine which: calls are
+numbered, and a layer that is called less often omits its last calls. If that is not
+true of a sequence, or no order contains it and the others, a new pattern with only this
+sequence begins, and the others are measured again.
 
-How often a layer is called may be one of the batch's sizes (the number of images); then
-a plan is made for so many calls. Else the most calls ever seen are planned for: who
-leaves some out holds less. A step in which more ran than that is followed by one that
-is measured.
+If a layer's count is one of the batch's sizes (the number of images), plans are made
+for that many calls. Otherwise plans are made for the most calls seen so far, because a
+step with fewer calls holds less. After a step with more calls, the next one is
+measured.
 """
 
 from __future__ import annotations
@@ -30,23 +30,23 @@ from mimose.predictors import SizeMap
 from mimose.types import Sizes
 
 CallCounts: TypeAlias = tuple[int, ...]
-"""By layer, how often it is called; calls without a gradient included."""
+"""How often each layer is called, with calls without a gradient."""
 Place: TypeAlias = tuple[int, int]
-"""Of a call: its layer and call."""
+"""The layer and number of a call."""
 Around: TypeAlias = tuple[str, ...]
-"""The families before and after a call in its forward, "" for none: the first takes
-the gradient it makes, the second made the gradient that it takes. Behind them, where
-several forwards run before one backward, which of them it is: the first backward that
-reaches a weight makes its gradient, and the others add to it."""
+"""The families before and after a call in its forward, "" for none. The first gets the
+call's gradient; the second made the gradient that the call gets. If several forwards
+run before one backward, the forward's place follows: the first backward that reaches a
+weight makes its gradient, and the others add to it."""
 Fixed: TypeAlias = tuple[int | None, ...]
-"""Root sizes that were the same in all steps; None for those that varied."""
+"""Sizes of the model's inputs that were the same in all steps; None if one varied."""
 
 _MOST_ROWS = 64
-"""Measured steps whose sizes are remembered."""
+"""The most measured steps whose sizes are stored."""
 _ENOUGH_ROWS = 16
-"""From this number on, steps that the rules predict are not remembered."""
+"""From this number on, steps that the rules predict are not stored."""
 _MOST_SEQUENCES = 256
-"""Sequences of a pattern that are remembered."""
+"""The most sequences of a pattern that are stored."""
 
 
 class LayerCall(NamedTuple):
@@ -58,11 +58,11 @@ class LayerCall(NamedTuple):
     number: int
     family: str
     part: int = 0
-    """Which forward of its window."""
+    """The index of its forward in the window."""
 
     @property
     def place(self) -> Place:
-        """What tells it from the others of its context."""
+        """Its layer and number, which identify it in its context."""
         return self.layer, self.number
 
 
@@ -71,13 +71,13 @@ class Row(NamedTuple):
 
     root: Sizes
     own: tuple[Sizes, ...]
-    """Every call's; () of one that did not run."""
+    """The sizes of each call; () for one that did not run."""
     counts: CallCounts = ()
     """How often each layer was called."""
 
 
 def _column(roots: Sequence[Sizes], own: Sequence[int]) -> int | None:
-    """Return which of the root's sizes it always equals; None if none."""
+    """Return which of the model's sizes it always equals; None if none."""
     wanted = tuple(own)
     columns = enumerate(zip(*roots, strict=True))
     return next((at for at, column in columns if column == wanted), None)
@@ -85,33 +85,33 @@ def _column(roots: Sequence[Sizes], own: Sequence[int]) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """Calls and gaps, those that share all their numbers together."""
+    """Classes of calls and of gaps that share all their numbers."""
 
     classes: list[tuple[int, Around]]
-    """(a call of the class, what is around it)."""
+    """For each class, a call of it and what is around that."""
     of_call: NDArray[np.intp]
     """(C,) the class of each call."""
     gaps: list[Around]
-    """(family before, family after), and which forward."""
+    """For each class of gaps, the families before and after it, and its forward."""
     of_gap: NDArray[np.intp]
-    """(C,) which of them is before each call."""
+    """(C,) the class of the gap before each call."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Rules:
-    """What all rows say, fitted once."""
+    """What follows from all rows, fitted once."""
 
     maps: list[tuple[SizeMap, ...]]
     """For each call, the rule of each of its sizes; equal ones are one object."""
     fixed: list[Fixed]
-    """For each call, of the steps that ran it."""
+    """For each call, the fixed sizes of the steps that ran it."""
     layout: Layout
     columns_of_counts: Mapping[int, int]
-    """Of layers that are called as often as one of the root's sizes says: which."""
+    """For layers whose count equals one of the model's sizes: which size."""
     varies: bool
-    """Whether some layer is called now more and now less often, and no size says so."""
+    """Whether a layer's count varies and equals none of the sizes."""
     n_rows: int
-    """Rows that were taken in before."""
+    """Number of rows before the fit."""
 
     @property
     def are_found(self) -> bool:
@@ -122,36 +122,37 @@ class _Rules:
 class Pattern:
     """The calls of one context, in the order in which they run; immutable.
 
-    Not every step runs all of them: Note: [Optional calls]. Rules are fitted by the
-    first reader and remembered; two threads that read at once fit the same twice.
+    Not every step runs all of them: Note: [Optional calls]. The first reader fits and
+    stores the rules; two threads that read at once fit the same rules twice.
     """
 
     calls: tuple[LayerCall, ...]
     rows: tuple[Row, ...] = ()
-    """Of the steps measured, a bounded number."""
+    """The rows of measured steps, a bounded number."""
     is_ordered: bool = True
     """Whether gradients arrive in the reverse order of the calls."""
     copies_end: str = ""
-    """Where autocast's copies of weights go: ``"head"``, ``"loss"``, or later."""
+    """The segment in which autocast's copies of weights are freed: ``"head"`` or
+    ``"loss"``; "" if later."""
     high: Sizes = ()
-    """The largest of each root size measured."""
+    """The largest measured value of each size of the model."""
     counts: CallCounts = ()
-    """How often each layer is called at the most."""
+    """The most calls of each layer."""
     between: tuple[CallCounts, ...] = ()
-    """How often it was called so far where each forward but the last has ended."""
+    """The counts of calls at the end of each forward but the last."""
     varies: bool = False
     """Whether steps of the same sizes have run different calls."""
     is_short: bool = False
-    """Whether more has run than in any step measured."""
+    """Whether a step ran more than any measured step."""
     structure: str = ""
-    """Names what the root is called with; contexts may share it."""
+    """The name of the structure of the model's arguments; contexts may share it."""
     n_rows: int = 0
-    """Rows taken in, those dropped since included."""
+    """Number of rows so far, with those dropped since."""
     _kept: _Rules | None = field(default=None, repr=False, compare=False)
-    """Rules that rows taken in since do not change."""
+    """Rules that later rows do not change."""
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was measured, ready for JSON; rules follow from it."""
+        """Return what was measured, as JSON values; rules follow from it."""
         said = {name: getattr(self, name) for name in self.__dataclass_fields__}
         del said["_kept"]
         return said
@@ -176,15 +177,15 @@ class Pattern:
         counts: CallCounts,
         between: tuple[CallCounts, ...] = (),
     ) -> Pattern | None:
-        """Return the pattern that has another sequence as well.
+        """Return the pattern that also contains another sequence.
 
         Args:
-            ran: The calls, as they ran.
+            ran: The calls, in the order in which they ran.
             counts: How often each layer was called.
-            between: The same where each forward but the last has ended.
+            between: The same at the end of each forward but the last.
 
         Returns:
-            None where they cannot be put into one order: Note: [Optional calls].
+            None if no order contains all sequences: Note: [Optional calls].
         """
         if (ran, counts, between) == (self.calls, self.counts, self.between):
             return self
@@ -205,9 +206,9 @@ class Pattern:
         return replace(self, calls=calls, rows=rows, counts=most, _kept=None)
 
     def ran(self, counts: CallCounts) -> Pattern:
-        """Return the pattern of the calls of steps with so many calls alone.
+        """Return the pattern of only the calls that steps with these counts run.
 
-        It is there to be read; its rows are those of all calls.
+        Use it only for reading, because its rows are those of all calls.
 
         Args:
             counts: How often each layer is called.
@@ -239,15 +240,15 @@ class Pattern:
         """Return the pattern of the calls that may run at these sizes.
 
         Args:
-            root: The root's sizes.
+            root: The model's sizes.
         """
         return self.ran(tuple(map(min, self.counts, self._expected_counts(root))))
 
     def lacks_some(self, root: Sizes) -> bool:
-        """Whether more runs than was measured, or is predicted to at these sizes.
+        """Whether more calls run at these sizes, or have run, than were measured.
 
         Args:
-            root: The root's sizes.
+            root: The model's sizes.
         """
         more = map(operator.gt, self._expected_counts(root), self.counts)
         return self.is_short or any(more)
@@ -268,7 +269,7 @@ class Pattern:
         return self.varies or self._rules.varies
 
     def missing(self, counts: CallCounts) -> Pattern:
-        """Return the pattern that knows of a step in which more ran than predicted.
+        """Return the pattern after a step in which more ran than predicted.
 
         Args:
             counts: How often each layer was called.
@@ -284,8 +285,8 @@ class Pattern:
         """Return the pattern with the sizes of one more measured step.
 
         Args:
-            root: The root's.
-            own: Every call's own; () of one that did not run.
+            root: The model's sizes.
+            own: The sizes of each call; () for one that did not run.
             counts: How often each layer was called.
         """
         high = tuple(map(max, root, self.high or root))
@@ -293,7 +294,7 @@ class Pattern:
         if row in self.rows or self._predicts(row):
             return self.with_fields(high=high, is_short=False)
         known, n_rows = self._known, self.n_rows + 1
-        # Where no rule was found, another fit waits for half as many rows again.
+        # If a rule was not found, the next fit waits for 50% more rows.
         waits = known is not None and not known.are_found
         waits = waits and known is not None and n_rows < 1.5 * known.n_rows
         return replace(
@@ -306,7 +307,7 @@ class Pattern:
         )
 
     def with_fields(self, **fields: Any) -> Pattern:
-        """Return the pattern of which something else is known than its sizes."""
+        """Return the pattern with other fields, but the same sizes and rules."""
         return replace(self, **fields, _kept=self._known)
 
     @property
@@ -316,7 +317,7 @@ class Pattern:
         return known
 
     def _predicts(self, row: Row) -> bool:
-        """Whether the rules already say this, so that the row teaches nothing."""
+        """Whether the rules predict this row, so that it adds nothing."""
         if self._known is None or len(self.rows) < _ENOUGH_ROWS:
             return False
         pairs = zip(self.own_sizes(row.root), row.own, strict=True)
@@ -329,7 +330,7 @@ class Pattern:
         return self._kept if self._kept is not None else self._fitted()
 
     def _fitted(self) -> _Rules:
-        """Fit the rules of every call; equal histories share them."""
+        """Fit the rules of each call; equal histories share them."""
         roots = [row.root for row in self.rows]
         histories = _filled(self.calls, [row.own for row in self.rows])
         found: dict[tuple[tuple[int, ...], tuple[bool, ...]], SizeMap] = {}
@@ -352,7 +353,7 @@ class Pattern:
         return _Rules(maps, fixed, layout, columns_of_counts, varies, self.n_rows)
 
     def _fitted_counts(self, roots: Sequence[Sizes]) -> tuple[dict[int, int], bool]:
-        """Return which sizes tell how often layers are called; and if some do not."""
+        """Return the size that equals each layer's count, and whether one has none."""
         columns_of_counts, varies = {}, False
         columns = zip(*(row.counts for row in self.rows), strict=True)
         for layer, own in enumerate(columns):
@@ -365,7 +366,7 @@ class Pattern:
 
     @property
     def layout(self) -> Layout:
-        """The calls and gaps, those that share all their numbers together."""
+        """The classes of calls and gaps that share all their numbers."""
         return self._rules.layout
 
     def make_rules(self) -> None:
@@ -375,16 +376,16 @@ class Pattern:
 
     @property
     def follows_rules(self) -> bool:
-        """Whether every call's sizes follow from the root's by a rule."""
+        """Whether the sizes of each call follow from the model's by a rule."""
         return self._rules.are_found
 
     def reaches_further(self, root: Sizes) -> bool:
-        """Whether a size that never varied is larger now: rules take it as constant.
+        """Whether a size that never varied, and is constant in rules, is larger now.
 
-        Calls that ran in few steps have their sizes from these alone.
+        For calls that ran in few steps, only those steps count.
 
         Args:
-            root: The root's sizes.
+            root: The model's sizes.
         """
         return any(
             seen is not None and now > seen
@@ -393,7 +394,7 @@ class Pattern:
         )
 
     def own_sizes(self, root: Sizes) -> list[Sizes]:
-        """Return every call's own sizes at the root's sizes."""
+        """Return the sizes of each call at the model's sizes."""
         done: dict[int, Sizes] = {}
         for rules in self._rules.maps:
             if id(rules) not in done:
@@ -403,10 +404,10 @@ class Pattern:
     # ------------------------------------------------------------------ plans
 
     def calls_until(self, part: int) -> int:
-        """Return how many calls have run where one of the forwards has ended.
+        """Return the number of calls that have run at the end of a forward.
 
         Args:
-            part: Which of them.
+            part: The index of the forward in its window.
         """
         return sum(call.part <= part for call in self.calls)
 
@@ -416,9 +417,9 @@ class Pattern:
         """Sort a plan's actions by layer and call.
 
         Args:
-            actions: One a call.
-            otherwise: What calls do that are no calls: they made no gradients, as in
-                frozen layers, and save nothing.
+            actions: One for each call.
+            otherwise: For calls outside the plan: they made no gradients, as in frozen
+                layers, and save nothing.
         """
         by_layer = [[otherwise] * n_calls for n_calls in self.counts]
         for call, action in zip(self.calls, actions, strict=True):
@@ -432,10 +433,10 @@ class Pattern:
 def _merged(
     known: Sequence[LayerCall], ran: Sequence[LayerCall]
 ) -> tuple[LayerCall, ...] | None:
-    """Return the sequence that holds two, each in its order; None if there is none.
+    """Return a sequence that contains two, each in its order; None if there is none.
 
     Args:
-        known: One that holds all measured before.
+        known: The sequence of all measured calls.
         ran: Another one.
     """
     families = {call.place: call.family for call in known}
@@ -449,7 +450,7 @@ def _merged(
             found.append(left.pop())
             right.pop()
         elif right[-1].place not in of_known:
-            # Between two that both have, calls go by turns, and layers in their order.
+            # Between two shared calls, order by call number, then by layer.
             is_free = left[-1].place not in of_ran
             comes_first = is_free and _turn(left[-1]) < _turn(right[-1])
             found.append((left if comes_first else right).pop())
@@ -465,7 +466,7 @@ def _turn(call: LayerCall) -> tuple[int, int]:
 
 
 def _ran_of(calls: Iterable[LayerCall], counts: CallCounts) -> tuple[LayerCall, ...]:
-    """Return the calls of a step whose layers were called so often."""
+    """Return the calls of a step with these counts."""
     return tuple(call for call in calls if call.number < counts[call.layer])
 
 
@@ -473,7 +474,7 @@ def _ran_of(calls: Iterable[LayerCall], counts: CallCounts) -> tuple[LayerCall, 
 
 
 def around_of(calls: Sequence[LayerCall]) -> list[Around]:
-    """Return, for each call, what is around it in its forward."""
+    """Return what is around each call in its forward."""
     last = calls[-1].part if calls else 0
     found: list[Around] = []
     for before, call, after in zip(
@@ -489,16 +490,16 @@ def around_of(calls: Sequence[LayerCall]) -> list[Around]:
 
 
 def gaps_of(calls: Sequence[LayerCall]) -> list[Around]:
-    """Return, for each call, the families around the gap before it, and where."""
+    """Return for each call the families around the gap before it, and its forward."""
     pairs = zip(calls, around_of(calls), strict=True)
     return [(before, call.family, *which) for call, (before, _, *which) in pairs]
 
 
 def _lay_out(calls: Sequence[LayerCall], maps: Sequence[tuple[SizeMap, ...]]) -> Layout:
-    """Put calls and gaps together that share all their numbers.
+    """Group calls and gaps that share all their numbers.
 
     Args:
-        calls: In their order.
+        calls: The calls in their order.
         maps: For each, the rules of its sizes; equal ones are one object.
     """
     classes: dict[tuple[str, Around, int], int] = {}
@@ -527,14 +528,14 @@ def _lay_out(calls: Sequence[LayerCall], maps: Sequence[tuple[SizeMap, ...]]) ->
 def _filled(
     calls: Sequence[LayerCall], rows: Sequence[tuple[Sizes, ...]]
 ) -> list[tuple[Sizes, ...]]:
-    """Return each call's own sizes in all rows, completed by those of its like.
+    """Return each call's sizes in all rows, completed from similar calls.
 
-    Calls of one family whose sizes were the same wherever both ran have one rule, and
-    what is known of each is known of all.
+    Calls of one family share a rule if their sizes were equal in all steps that ran
+    both. So the sizes of one complete those of the others.
 
     Args:
-        calls: Of all rows.
-        rows: Every call's own sizes; () where it did not run.
+        calls: The calls of all rows.
+        rows: The sizes of each call; () if it did not run.
     """
     histories = list(zip(*rows, strict=True))
     if all(own for row in rows for own in row):
@@ -564,7 +565,7 @@ def _fixed(roots: Sequence[Sizes]) -> Fixed:
 
 
 def _bounded(rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """Drop the oldest row that is not the largest in any size, if they are too many."""
+    """If there are too many rows, drop the oldest that is the largest in no size."""
     if len(rows) <= _MOST_ROWS:
         return rows
     high = tuple(map(max, *(row.root for row in rows)))
@@ -575,5 +576,5 @@ def _bounded(rows: tuple[Row, ...]) -> tuple[Row, ...]:
 
 
 def as_tuples(value: Any) -> Any:
-    """Turn lists, as JSON brings them back, into tuples, however nested."""
+    """Turn nested lists, as JSON returns them, into tuples."""
     return tuple(map(as_tuples, value)) if isinstance(value, (list, tuple)) else value

@@ -1,6 +1,6 @@
-"""A `PlanningProblem` for any sizes, or why none can be filled that is trusted.
+"""Fills a `PlanningProblem` for any sizes, or says why it cannot be trusted.
 
-And what a plan comes to at exact sizes: its growth, and the FLOPs that it adds.
+It also predicts a plan's growth and extra FLOPs at exact sizes.
 """
 
 from __future__ import annotations
@@ -29,28 +29,28 @@ from mimose.planners import ActionSpec, PlanningProblem, lay_out
 from mimose.types import Sizes, StepInput
 
 _COPIED = 48.0
-"""Bytes that are rebuilt while one is copied to the host and none is computed: 3 TB/s,
-2.5 bytes moved for each, beside 25 GB/s."""
+"""Number of bytes that can be rebuilt in the time of copying one to the host: at
+3 TB/s, with 2.5 bytes moved for each, against 25 GB/s."""
 _AND_COPIES = 1.01
-"""What recomputes and copies to the host takes so many times as long as what recomputes
-alone: at equal costs it would always be taken, for the bytes of an input."""
+"""Cost factor of an action that recomputes and copies to the host, relative to a plain
+recomputation. At equal costs planners would always prefer it."""
 
 
 class Memory(NamedTuple):
-    """What is held when a step begins, and what is known to come."""
+    """The budget, what is held when a step begins, and what it will free."""
 
     budget_bytes: float
     start_bytes: float
     released_bytes: float
-    """Outputs of the last step that go before the backward."""
+    """Outputs of the last step that are freed before the backward."""
     host_budget_bytes: float = math.inf
-    """For what actions hold on the host."""
+    """The budget for what actions hold on the host."""
     reserved_ratio: float = 1.0
     """Bytes of the device that the budget counts for each byte of growth."""
 
     @property
     def headroom_bytes(self) -> float:
-        """What the step may grow by."""
+        """The most that the step may grow."""
         return self.budget_bytes - self.start_bytes
 
 
@@ -87,7 +87,7 @@ def why_unknown(model: CostModel, step_input: StepInput) -> str:
 
 
 def extrapolation_ratio(model: CostModel, step_input: StepInput) -> float:
-    """Return how far beyond the measured range a size lies, as a share of it."""
+    """Return the relative distance of sizes beyond the measured range."""
     high = model.pattern(step_input).high
     pairs = zip(step_input.sizes, high, strict=True)
     return max(0.0, *(size / max(1, most) - 1.0 for size, most in pairs))
@@ -96,7 +96,7 @@ def extrapolation_ratio(model: CostModel, step_input: StepInput) -> float:
 def _needed(
     model: CostModel, step_input: StepInput, pattern: Pattern
 ) -> Iterator[tuple[str, Series, Sizes]]:
-    """Yield what has to be known at these sizes, with a name for people."""
+    """Yield each series that a plan needs, with its name for messages and its sizes."""
     for layer in _layers(model, step_input, pattern):
         yield from layer.needed()
     for pair in pattern.layout.gaps:
@@ -114,15 +114,15 @@ def _needed(
 
 @dataclass(frozen=True, slots=True)
 class _Layer:
-    """What is known of one class of calls."""
+    """One class of calls: its predictions."""
 
     model: CostModel
     step_input: StepInput
     call: LayerCall
-    """One of them."""
+    """A call of the class."""
     around: Around
     sizes: Sizes
-    """Its own."""
+    """The sizes of that call."""
 
     @property
     def behind(self) -> Sizes:
@@ -131,7 +131,7 @@ class _Layer:
 
     @property
     def known(self) -> tuple[str, ...]:
-        """The actions that plans may use: the ends, and between them those known."""
+        """The actions that plans may use: first, least, and others that are known."""
         menu = self.model.menu
         return tuple(
             action
@@ -141,15 +141,15 @@ class _Layer:
         )
 
     def lacks(self, action: str) -> bool:
-        """Whether steps have to show an action, for plans to use it as it is."""
+        """Whether an action must still be measured."""
         own = self._own_backward(action)
         return action not in self.known or bool(own.why_unknown(self.behind))
 
     def needed(self) -> Iterator[tuple[str, Series, Sizes]]:
-        """Yield what a plan rests on, at which sizes, with a name for people.
+        """Yield each series that a plan needs, with its name and its sizes.
 
-        How the first action's backward differs from the least's is learned from plans,
-        so plans are made without.
+        The backward of the first action is learned from planned steps, so plans are
+        made without it.
         """
         name, first = self.call.name, self.model.menu.first
         allowed = self.model.allowed(self.call.layer)
@@ -168,9 +168,9 @@ class _Layer:
         return self.model.exact(self.call.family, "held", action)
 
     def _forward(self, action: str) -> Series:
-        """Return what is known of an action's forward.
+        """Return the series of an action's forward.
 
-        Who holds everything holds the most at every moment, and stands in.
+        If it is not known, the first action stands in, which holds the most.
         """
         menu, family = self.model.menu, self.call.family
         for name in (action, menu.first):
@@ -184,9 +184,10 @@ class _Layer:
         return self.model.transient(*key, action)
 
     def _backward(self, action: str) -> tuple[Series, bool]:
-        """Return what is known of an action's backward, and whether it is its own.
+        """Return the series of an action's backward, and whether it is its own.
 
-        Few steps run under other actions than the least, which stands in for them.
+        If it is not known, the least action stands in, under which most measured steps
+        run.
         """
         own, least = map(self._own_backward, (action, self.model.menu.least))
         is_own = not len(least) or not own.why_unknown(self.behind)
@@ -199,7 +200,7 @@ class _Layer:
         )
 
     def retained_bytes(self) -> float:
-        """Return what the backward changes the level by, whatever was done."""
+        """Return the retained bytes of the backward, under any action."""
         return self._retained.predict(self.behind)
 
     def numbers(self) -> NDArray[np.float64]:
@@ -218,10 +219,10 @@ class _Layer:
             series, is_own = self._backward(spec.name)
             over = series.predict(self.behind)
             if spec.recomputes or not is_own:
-                # What running again brings back was left out of the readings.
+                # The readings exclude what the recomputation brings back.
                 over += max(0.0, held[0] - own)
-            # Its reader frees an output: Note: [Least]. A layer that has saved it, as a
-            # last ReLU does, still holds it there unless it recomputes.
+            # The next layer frees this layer's output: Note: [Least]. If the layer has
+            # saved it, as a last ReLU does, it holds it unless it recomputes.
             backward.append(max(forward[0], over) if spec.recomputes else over + saved)
             cost.append(self._cost(spec, held[0] - own))
             on_host = self.model.exact(family, "host", spec.name)
@@ -231,13 +232,13 @@ class _Layer:
         return np.array((held, forward, backward, cost, host))
 
     def beyond(self, action: str, *, of_all: bool = False) -> float:
-        """Return what it holds beyond what was counted: Note: [Least].
+        """Return what the call holds beyond what was counted: Note: [Least].
 
-        As long as few steps have shown that, it is no less than was counted, and no
-        more than was ever read.
+        Until enough steps have shown it, it is at least 0 and at most the highest
+        reading.
 
         Args:
-            action: Under which it runs.
+            action: The call's action.
             of_all: Whether all layers before it are kept, too.
         """
         key = beyond_key(self.call.family, self.around, of_all=of_all)
@@ -248,7 +249,7 @@ class _Layer:
         return self.beyond(action) if of_all else max(0.0, min(value, series.most))
 
     def _cost(self, spec: ActionSpec, freed_bytes: float) -> float:
-        """Return what an action costs, in FLOPs: those it runs, and bytes as FLOPs."""
+        """Return an action's cost in FLOPs: those it runs, and those for its bytes."""
         flops = self.flops(spec.name)
         if spec.name == self.model.menu.first:
             return 0.0
@@ -267,7 +268,7 @@ class _Layer:
 
 
 def _layers(model: CostModel, step_input: StepInput, pattern: Pattern) -> list[_Layer]:
-    """Return what is known of each class of a pattern's calls."""
+    """Return each class of a pattern's calls."""
     own = pattern.own_sizes(step_input.sizes)
     return [
         _Layer(model, step_input, pattern.calls[index], around, own[index])
@@ -278,10 +279,10 @@ def _layers(model: CostModel, step_input: StepInput, pattern: Pattern) -> list[_
 def unknown_actions(
     model: CostModel, step_input: StepInput
 ) -> tuple[tuple[str, ...], ...]:
-    """Return, by call, actions of which too little is known.
+    """Return for each call the actions that must still be measured.
 
-    They lie between the ends of the menu: what is kept may run under them instead,
-    which holds no more, and shows what they do. Calls of one class have the same.
+    They are between the first and the least action. A call that a plan keeps can run
+    under one of them, because that holds no more. Calls of one class have the same.
 
     Args:
         model: What was learned.
@@ -301,15 +302,15 @@ def unknown_actions(
 
 
 class _Head(NamedTuple):
-    """What happens between the last layer's forward and its backward, in bytes."""
+    """The segment between the last layer's forward and its backward, in bytes."""
 
     retained: float
     before_release: float
-    """How far it rises over its start before the last step's outputs go."""
+    """Its peak over its start, before the last step's outputs are freed."""
     after_release: float
-    """The same after that, as if none of them went."""
+    """Its peak after that, as if none of them were freed."""
     after_copies: float
-    """The same once all layers' copies have gone: Note: [Copies]."""
+    """The same after all layers' copies are freed: Note: [Copies]."""
 
 
 def _head(model: CostModel, step_input: StepInput, pattern: Pattern) -> _Head:
@@ -346,7 +347,7 @@ def fill_problem(
         model: What was learned.
         step_input: The step's context and exact sizes.
         memory: What is held, and the budget.
-        budget_bytes: Another budget, such as one with the margin taken off.
+        budget_bytes: Another budget, such as one minus the margin.
 
     Raises:
         KeyError: Nothing was measured in this context.
@@ -395,7 +396,7 @@ def fill_problem(
 
 
 def _gap(model: CostModel, step_input: StepInput, pair: Around) -> tuple[float, float]:
-    """Return a gap's net and transient peak."""
+    """Return a gap's retained bytes and transient peak."""
     key = gap_key(step_input, pair)
     series = model.retained(*key), model.transient(*key)
     retained, transient = (each.predict(step_input.sizes) for each in series)
@@ -409,16 +410,16 @@ def _gap(model: CostModel, step_input: StepInput, pair: Around) -> tuple[float, 
 class Growth:
     """A plan's predicted growth at one exact shape.
 
-    Outputs of the last step that are freed before the backward are part of what a
-    step starts from: only what comes behind the forward profits from that.
+    The start of a step includes outputs of the last step. If they are freed before the
+    backward, only the growth after the forward is lower.
     """
 
     before_release_bytes: float
     after_release_bytes: float
-    """As if nothing were freed."""
+    """The growth after the forward, as if nothing were freed."""
 
     def bytes(self, released_bytes: float) -> float:
-        """Return the growth where so much is freed."""
+        """Return the growth if this much is freed."""
         after = self.after_release_bytes - released_bytes
         return max(self.before_release_bytes, after)
 
@@ -430,19 +431,19 @@ def plan_growth(
     actions: Sequence[str],
     released_bytes: float,
 ) -> Growth:
-    """Judge a plan at the problem's sizes, before and after the release.
+    """Predict a plan's growth at the problem's sizes, before and after the release.
 
-    The problem has copies of kept layers twice until the context ends; here they are
-    taken off: Note: [Copies]. So is what goes only if all layers before are kept. A
-    step of C calls has 3 C + 1 segments: a gap and a forward for each, the head, and
-    the backwards from the last call to the first.
+    The problem counts copies of kept layers twice until the context ends; they are
+    subtracted here: Note: [Copies]. So is what is freed only if all layers before are
+    kept. A step of C calls has 3 C + 1 segments: a gap and a forward for each, the
+    head, and the backwards from the last call to the first.
 
     Args:
-        model: What was learned.
+        model: The cost model.
         step_input: The step's context and sizes.
-        problem: That these fill.
-        actions: The plan's, one a call.
-        released_bytes: Of what the problem's step starts with, what goes in its head.
+        problem: The problem of this step.
+        actions: The plan's actions, one for each call.
+        released_bytes: Bytes held at the start that are freed in the head.
     """
     choice = np.array([problem.actions.index(a) for a in actions], dtype=np.intp)
     laid_out, at_head = lay_out(problem, choice), 2 * len(actions)

@@ -1,4 +1,4 @@
-"""What a step needs: readings of memory, and FLOPs, at the boundaries of its layers.
+"""Measures what a step needs: memory and FLOPs at the boundaries of its layers.
 
-In comes a step that runs; out goes a `StepSample`: bytes by segment, as they were read.
+The input is a running step. The output is a `StepSample`: measured bytes by segment.
 """

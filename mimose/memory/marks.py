@@ -1,21 +1,20 @@
-"""Measuring one step: marks at the boundaries, and the samples that follow.
+"""Measures one step: marks at the boundaries, and the samples that follow.
 
 Note: [Boundaries]
-A mark is set where the step begins, where a call is entered and left, where the root
-is left, where the backward begins at a loss that the root returned, where the *first*
-gradient reaches any output that a call made, where a recomputation begins and ends,
-and at the end of backward. Each mark reads the meter and starts a new peak: two of them
-give what a segment leaves behind and its transient peak over the level it began at.
-Hooks on inputs are of no use: they fire in the order of registration, before the
-previous call's output, and an input shared by many calls (T5's encoder output) fires
-after all of them. So a backward segment reaches to the next boundary.
+A mark is set where the step begins, where a call is entered and left, at the end of the
+model's forward, where the backward begins at a loss that the model returned, where the
+*first* gradient reaches any output that a call made, where a recomputation begins and
+ends, and at the end of the backward. Each mark reads the meter and starts a new peak.
+Two marks give a segment's retained bytes and its transient peak over the level at its
+start. Hooks on inputs would not help: they run in the order of registration, before the
+previous call's output, and for an input that many calls share (T5's encoder output)
+only after all of them. So a backward segment ends at the next boundary.
 
 Note: [Held bytes from the recomputation]
-What a call would hold if it were kept is what its recomputation holds right after
-the layer's own forward has returned: the same operators save the same tensors. So
-collecting runs nothing twice that is not recomputed anyway. Read inside the region,
-and without the early stop, whose exception pins frames (3% too much in GPT-2, 20% in
-a ResNet).
+What a call would hold if it were kept is what its recomputation holds right after the
+layer's own forward has returned, because the same operators save the same tensors. So a
+collecting step needs no extra run. It is read inside the region and without the early
+stop, whose exception holds frames (3% too much in GPT-2, 20% in a ResNet).
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ from mimose.types import (
 )
 
 INNER_GRADIENT = "a gradient is taken inside the forward"
-"""Then no segment is what it is taken for."""
+"""Then the segments are not those of an ordinary step."""
 _ATTENTION = {
     getattr(torch.ops.aten, name)
     for name in (
@@ -69,7 +68,7 @@ _ATTENTION = {
 
 
 def attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> int:
-    """Return the FLOPs of attention; torch's own formula refuses grouped heads to 2.11.
+    """Return the FLOPs of attention. Torch's formula fails on grouped heads up to 2.11.
 
     Args:
         query: (..., heads, queries, width).
@@ -83,16 +82,15 @@ def attention_flops(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor)
 class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts the bytes of the storages made by operators while it is active.
 
-    A storage counts when an operator *made* it: not when the operator's result is a
-    view, a detached alias or an in-place result of one of its arguments. It stops
-    counting when it is freed. Memory that an operator takes and frees inside
-    itself is not seen.
+    A storage counts if an operator *made* it: not if the result is a view, a detached
+    alias or an in-place result of an argument. It counts until it is freed. Memory that
+    an operator allocates and frees inside itself is not counted.
 
     Attributes:
-        live_bytes: Alive now.
+        live_bytes: Bytes alive now.
         peak_bytes: The highest total so far.
-        flops: Floating-point operations of the products, convolutions and attention
-            that ran, by `torch.utils.flop_counter`'s formulas.
+        flops: FLOPs of the products, convolutions and attention that ran, by the
+            formulas of `torch.utils.flop_counter`.
     """
 
     def __init__(self) -> None:
@@ -111,7 +109,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run the operator and count what it made."""
+        """Run the operator and count the storages that it made."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
         if isinstance(result, (torch.Tensor, list, tuple)):
@@ -126,11 +124,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return result
 
     def copied_bytes(self) -> int:
-        """Sum the bytes alive of copies of weights in another precision."""
+        """Sum the live bytes of copies of weights in another precision."""
         return sum(self._made[key][1] for key in self._copies if key in self._made)
 
     def bytes_made(self, tree: object) -> int:
-        """Sum the bytes of the tracked storages that `tree`'s tensors live in."""
+        """Sum the bytes of the tracked storages of `tree`'s tensors."""
         keys = storages_in(tree)
         return sum(self._made[key][1] for key in keys if key in self._made)
 
@@ -159,32 +157,32 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
-    """Whether autocast would keep a copy of it; what is given may be a leaf, too."""
+    """Whether autocast would keep a copy of it; inputs may be leaves, too."""
     is_single = tensor.dtype == torch.float32
     return is_single and tensor.requires_grad and isinstance(tensor, nn.Parameter)
 
 
 class Reading(NamedTuple):
-    """What was counted of one call."""
+    """The counts of one call."""
 
     held_bytes: dict[str, float]
-    """By action: what would stay alive from the call's end to its backward. A call that
-    is counted in full shows keeping and recomputing; others show in their own."""
+    """By action: bytes that would be held from the call's end to its backward. A full
+    count gives those of `keep` and `recompute`."""
     flops: int
     early_flops: int
-    """Of these, what a recomputation runs that stops once nothing more is saved."""
+    """The part that a recomputation with an early stop runs."""
     peak_bytes: int
     """The highest total of what it made, as far as that can be counted."""
     copied_bytes: float = 0.0
-    """Of it, copies of weights that autocast keeps."""
+    """Bytes of copies of weights that autocast keeps."""
     saved_output_bytes: float | None = None
-    """Of what it returns, what its own operators have saved; None: not known."""
+    """Bytes of its outputs that its own operators have saved; None if not known."""
 
 
 Gauge: TypeAlias = Callable[
     [Callable[[], Any], Sequence[torch.Tensor]], tuple[Any, Reading]
 ]
-"""Runs a call that is given some tensors; returns its output and what was counted."""
+"""Runs a call on some input tensors; returns its output and its counts."""
 
 
 def by_operators(
@@ -209,11 +207,11 @@ def _held_bytes(live: float, returned: float) -> dict[str, float]:
 def _with_saves_seen(
     forward: Callable[[], Any], tracker: StorageTracker
 ) -> tuple[Any, int, float | None]:
-    """Run a forward under the hooks of a recomputation, and see what it saves.
+    """Run a forward under the hooks of a recomputation, and watch what it saves.
 
     Returns:
-        What the forward returns, the FLOPs before its last saved tensor, and the bytes
-        of its outputs that were saved; all FLOPs and None where no hooks are there.
+        Its output, the FLOPs before its last saved tensor, and the bytes of its outputs
+        that were saved. Without hooks, the FLOPs so far and None.
     """
     outer = top_saved_hooks(False)
     if outer is None:
@@ -243,13 +241,13 @@ def by_saved(
     root: nn.Module,
     flops: int,
 ) -> tuple[Any, Reading]:
-    """Run compiled code, whose operators cannot be watched, and count what it saves.
+    """Run compiled code, whose operators cannot be counted, and count what it saves.
 
     Args:
         forward: Runs it.
-        given: The tensors that the call is given.
+        given: The call's input tensors.
         root: The model, whose own tensors do not count.
-        flops: Of the layer's forward.
+        flops: The FLOPs of the layer's forward.
     """
     attributes = tensor_attributes(root.modules())
     own = itertools.chain(root.parameters(), root.buffers(), attributes, given)
@@ -274,29 +272,29 @@ def _total(
 
 
 class Mark(NamedTuple):
-    """What the meter said at a boundary."""
+    """A reading of the meter at a boundary."""
 
     kind: str
     call: int
     """Index of the call, or -1."""
     live_bytes: int
-    """Held."""
+    """What is held."""
     peak_bytes: int
-    """The highest since the mark before."""
+    """The highest level since the mark before."""
     keeps_copies: bool = False
-    """Whether autocast keeps its copies of weights just now."""
+    """Whether autocast keeps its copies of weights now."""
 
 
 class Trace:
     """The marks and measurements of one step.
 
     Args:
-        meter: Where the marks read.
-        budget_bytes: What may be held.
+        meter: The meter that marks read.
+        budget_bytes: The budget.
 
     Attributes:
-        predicted_bytes: What the step is predicted to reach; infinite if nothing is.
-        spoilt: Why nothing is to be learned of what was read; "" if something is.
+        predicted_bytes: The step's predicted peak; infinite without a prediction.
+        spoilt: Why nothing can be learned from the readings; "" if something can.
     """
 
     def __init__(self, meter: Meter, budget_bytes: float = math.inf) -> None:
@@ -311,18 +309,18 @@ class Trace:
         self._is_forward = True
         self._is_in_call = False
         self._taken_bytes: int | None = None
-        """All that was ever asked for, as the root was left."""
+        """Total of all allocations at the end of the model's forward."""
         self._least_peak_bytes = 0
-        """Of the segment that runs: the next mark's peak is no lower."""
+        """A lower bound of the running segment's peak."""
 
     @property
     def room_bytes(self) -> float:
-        """What was left of the budget at the last mark."""
+        """What the budget left at the last mark."""
         return self._budget_bytes - self.marks[-1].live_bytes
 
     @property
     def spare_bytes(self) -> float:
-        """What is left of that without the step coming out above its prediction."""
+        """The part of it that does not raise the step above its prediction."""
         spare = self.predicted_bytes - self.marks[-1].live_bytes
         return min(spare, self.room_bytes)
 
@@ -341,9 +339,9 @@ class Trace:
         self.marks.append(Mark(kind, call, live, peak, autocast_keeps_copies()))
 
     def turn(self) -> None:
-        """Mark the begin of the backward, if nothing was made since the root's exit.
+        """Mark the begin of the backward, if nothing was made since the forward's end.
 
-        What a metric of the root's outputs takes there would be hidden behind the mark.
+        Otherwise the mark would hide the memory of metrics computed in between.
         """
         taken = self._meter.taken_bytes()
         if taken is None or self._taken_bytes is None:
@@ -352,29 +350,29 @@ class Trace:
             self.mark("backward")
 
     def end(self) -> None:
-        """Mark the end of the backward; after it read no more."""
+        """Mark the end of the backward, and stop reading."""
         self.mark("end")
         self.close()
 
     def join_forward(self) -> None:
-        """Record that another forward begins: the gap goes on to its first call."""
+        """Record that another forward begins; the gap continues to its first call."""
         if not self.is_closed:
             self._is_forward = True
             self._join()
 
     def leave_hooks(self) -> None:
-        """Record that what hangs on the root's call has run, behind its forward."""
+        """Record that the hooks after the model's forward have run."""
         if not self.is_closed and self.marks and self.marks[-1].kind == "root_exit":
             self._join()
             self.mark("root_exit")
 
     def _join(self) -> None:
-        """Take the last mark out: it lies within the segment that runs."""
+        """Remove the last mark, because the running segment continues."""
         peak = self.marks.pop().peak_bytes
         self._least_peak_bytes = max(self._least_peak_bytes, peak)
 
     def close(self) -> None:
-        """Read no more."""
+        """Stop reading."""
         self.is_closed = True
 
     def enter(self, measured: Measured) -> int:
@@ -391,7 +389,7 @@ class Trace:
         """Mark a call's exit and wait for its first gradient.
 
         Returns:
-            The ranks of the outputs, whose sizes it takes to those of the inputs.
+            The ranks of the outputs, whose sizes are added to those of the inputs.
         """
         self.mark("exit", index)
         self._is_in_call = False
@@ -442,13 +440,13 @@ class Trace:
         return run
 
     def _spoil(self) -> None:
-        """Read no more: a gradient came while the root's forward ran."""
+        """Stop reading, because a gradient arrived during the model's forward."""
         self.spoilt = INNER_GRADIENT
         self.close()
 
     def _on_gradient(self, index: int) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
-            # While a call runs forward, a gradient is one that its action tries.
+            # A gradient inside a call's forward comes from a trial of its action.
             if self._is_in_call:
                 return
             if self._is_forward:
@@ -465,8 +463,8 @@ class Trace:
 def analyse(marks: Sequence[Mark], calls: Sequence[Measured], menu: Menu) -> StepSample:
     """Turn a step's marks into samples of its segments.
 
-    What a call holds after its exit is what was counted, and 0 where nothing was; what
-    the level says beyond that is counted to the gap behind it, so that all nets add up.
+    What a call holds after its exit is what was counted, or 0. The rest of the level
+    belongs to the gap after it, so that all retained bytes add up.
 
     Args:
         marks: The marks of one whole step, from ``start``.
@@ -498,7 +496,7 @@ def analyse(marks: Sequence[Mark], calls: Sequence[Measured], menu: Menu) -> Ste
         elif mark.kind == "gradient":
             loss = loss or _loss(turn, mark, level)
             order.append(index)
-        elif mark.kind == "recomputed":  # it runs as a call that is kept does
+        elif mark.kind == "recomputed":  # it runs like a kept forward
             over = forward.setdefault(index, {})
             working = max(0.0, mark.peak_bytes - before.live_bytes)
             over[menu.first] = max(working, over.get(menu.first, 0.0))
@@ -521,10 +519,10 @@ def analyse(marks: Sequence[Mark], calls: Sequence[Measured], menu: Menu) -> Ste
 
 
 def without_readings(sample: StepSample) -> StepSample:
-    """Keep what was counted, and drop what was read.
+    """Keep the counts, and drop the readings.
 
-    A process's first step maps libraries' code, starts threads and fills caches: its
-    readings say nothing of the next.
+    A process's first step maps libraries' code, starts threads and fills caches, so its
+    readings do not predict the next.
     """
     nothing = SegmentSample(None, None)
     return StepSample(
@@ -545,7 +543,7 @@ def _between(mark: Mark, level: float) -> SegmentSample:
 
 
 def _loss(turn: Mark | None, mark: Mark, level: float) -> SegmentSample:
-    """Return the loss, from the root's exit past the turn to the backward."""
+    """Return the loss segment, from the forward's end to the first gradient."""
     sample = _between(mark, level)
     if turn is None:
         return sample
@@ -554,7 +552,7 @@ def _loss(turn: Mark | None, mark: Mark, level: float) -> SegmentSample:
 
 
 def _cost(call: Measured, menu: Menu) -> dict[str, float]:
-    """Return what was counted, by the action that runs it again."""
+    """Return the counted FLOPs, by the action that runs them again."""
     is_kept = call.action == menu.first  # its forward was not counted
     if not call.flops and (is_kept or not call.held_bytes):
         return {}
@@ -563,7 +561,7 @@ def _cost(call: Measured, menu: Menu) -> dict[str, float]:
 
 
 def _copies_end(marks: Sequence[Mark]) -> str:
-    """Tell where the copies of weights go; nowhere, if they outlive the forward."""
+    """Return the segment in which copies of weights are freed; "" if there is none."""
     kept = [mark.kind for mark in marks if mark.keeps_copies]
     if "gradient" in kept or not kept:
         return ""
@@ -573,7 +571,7 @@ def _copies_end(marks: Sequence[Mark]) -> str:
 def _backward_segment(
     marks: Sequence[Mark], calls: Sequence[Measured], menu: Menu
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """Return a backward's transient peak if kept and retained bytes, by action."""
+    """Return a backward's transient peak and retained bytes, by action."""
     arrival, index = marks[0].live_bytes, marks[0].call
     call, first = calls[index], menu.first
     held = call.held_bytes
