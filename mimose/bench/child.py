@@ -1,4 +1,4 @@
-"""A process that works for this one: what it leaves behind meets no other work.
+"""Starts a child process, so that what it leaves behind affects no other work.
 
 It runs `mimose.bench.serve`, which calls ``work(task)`` of a module and sends back what
 that yields.
@@ -20,25 +20,24 @@ from mimose.bench.machine import worker_environment
 
 
 class RunFailedError(RuntimeError):
-    """Something cannot run, or not to its end; the message's first line says why.
+    """Something cannot run to its end; the message's first line says why.
 
-    In a child it is answered; here it tells that memory ran out or a process died.
+    A child sends it as an answer. Here it means that memory ran out or a child died.
     """
 
 
 class Child:
     """A process that answers a task, and messages, with lines of JSON.
 
-    It has a separate session, so that Ctrl-C in a terminal reaches only whoever
-    waits for it.
+    It has a separate session, so that Ctrl-C in a terminal reaches only its parent.
 
     Args:
-        name: For errors.
-        module: Whose ``work`` is called.
-        task: What that is given; anything that JSON can carry.
-        threads: For torch's operators.
-        environment: Added to the process's.
-        limit_seconds: When the process is ended; None for never.
+        name: Its name in errors.
+        module: The module whose ``work`` is called.
+        task: The argument of ``work``: any JSON values.
+        threads: Threads of torch's operators.
+        environment: Additional environment variables.
+        limit_seconds: The longest time that it runs; None for no limit.
     """
 
     def __init__(
@@ -75,7 +74,7 @@ class Child:
         """Send a message, and wait for its answer.
 
         Raises:
-            RunFailedError: The process could not go on, or has died.
+            RunFailedError: The process has failed or died.
         """
         self.send(message)
         return self.receive()
@@ -97,7 +96,7 @@ class Child:
         """Wait for an answer.
 
         Raises:
-            RunFailedError: The process could not go on, or has ended.
+            RunFailedError: The process has failed or ended.
         """
         found = self._next()
         if found is None:
@@ -105,7 +104,7 @@ class Child:
         return found
 
     def answers(self) -> Iterator[dict[str, Any]]:
-        """Yield what it answers until it ends by itself.
+        """Yield its answers until it ends.
 
         Raises:
             RunFailedError: It ended with an error, or took too long.
@@ -116,7 +115,7 @@ class Child:
             raise self._death()
 
     def close(self) -> None:
-        """End the process at once, in the middle of a step too. Harmless twice."""
+        """End the process at once, even in a step. A second call does nothing."""
         self._timer.cancel()
         if self._process.poll() is None:
             self._process.kill()
@@ -141,7 +140,7 @@ class Child:
         self._process.kill()
 
     def _death(self) -> RunFailedError:
-        """Return what tells how it ended: in short, then all that it wrote."""
+        """Return an error with how it ended, and everything that it wrote."""
         code = self._process.wait()
         if self._is_late:
             return RunFailedError(
@@ -162,8 +161,8 @@ def run_child(
     The arguments are those of `Child`.
 
     Raises:
-        RunFailedError: It ended with an error, or took too long; what it yielded before
-            was yielded.
+        RunFailedError: It ended with an error, or took too long, after all its earlier
+            answers were yielded.
     """
     name = module.rpartition(".")[2]
     with contextlib.closing(Child(name, module, task, threads, **options)) as child:

@@ -1,22 +1,22 @@
-"""Real text that is always there, and the demonstration's task with it.
+"""The demonstration's task, on real text that needs no download.
 
-Nothing is downloaded. The sources of the running interpreter's standard library are
-parsed, never imported, and every docstring of a module, class or function becomes a
-text whose label is the top-level package or module it stands in (``asyncio``,
-``tkinter``, ``typing``). Lengths have the heavy tail that makes input-aware planning
-worth while: half of the texts have fewer than 30 tokens, one in a hundred nearly 500.
+The sources of the running interpreter's standard library are parsed, never imported.
+Each docstring of a module, class or function becomes a text, whose label is its
+top-level package or module (``asyncio``, ``tkinter``, ``typing``). The lengths have a
+long tail, for which plans by shape are useful: half of the texts have fewer than 30
+tokens, one in a hundred nearly 500.
 
-The rule, so that two people with one Python version get the same corpus:
+These rules give the same corpus for one Python version:
 
 - files below the standard library's folder, in the order of their paths, without
   third-party packages, tests, bundled tools and generated help (`_LEFT_OUT`);
-- a docstring as `ast.get_docstring` cleans it; of equal texts the first;
-- the most frequent labels only (`load_corpus`);
-- held out is a text whose CRC-32 is divisible by eight.
+- docstrings as `ast.get_docstring` cleans them, and of equal texts the first;
+- only the most frequent labels (`load_corpus`);
+- texts whose CRC-32 is divisible by eight are held out.
 
-The task: from which package does a docstring come? A small BERT encoder, built from a
-configuration and so without pretrained weights, learns it. With 16 texts a batch,
-padded to the longest, lengths run from about 40 to 512 tokens.
+The task: from which package does a docstring come? A small BERT encoder without
+pretrained weights learns it. With batches of 16 texts, padded to the longest, lengths
+are from about 40 to 512 tokens.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ PADDING_ID = 0
 MOST_TOKENS = 512
 """Longer texts are cut to this."""
 N_TEXTS = 16
-"""In a batch of the demonstration's."""
+"""The number of texts in a batch of the demonstration."""
 
 _SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
 _HELD_OUT_EVERY = 8
@@ -75,7 +75,7 @@ class Docstring:
     """The cleaned docstring, never empty."""
 
     package: str
-    """The top-level package or module of the standard library it stands in."""
+    """Its top-level package or module of the standard library."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,15 +89,15 @@ class Corpus:
     """Texts to learn from."""
 
     held_out: tuple[Docstring, ...]
-    """Texts to judge by, about an eighth of all."""
+    """Texts for the accuracy, about an eighth of all."""
 
 
 @dataclass(frozen=True, slots=True)
 class EncodedText:
-    """One text as a classifier takes it."""
+    """One text in tokens."""
 
     token_ids: tuple[int, ...]
-    """Beginning and end marks included."""
+    """The tokens, with ``[CLS]`` and ``[SEP]``."""
 
     label: int
     """Index into the labels."""
@@ -121,7 +121,7 @@ def read_docstrings(root: Path | None = None) -> tuple[Docstring, ...]:
 
     Returns:
         The texts in the order of their files' paths, equal texts once. Files that do
-        not parse are passed over.
+        not parse are skipped.
     """
     root = Path(sysconfig.get_path("stdlib")) if root is None else root
     found: dict[str, Docstring] = {}
@@ -139,7 +139,7 @@ def load_corpus(n_labels: int = 24, root: Path | None = None) -> Corpus:
     """Build the classification task: from which package does a docstring come?
 
     Args:
-        n_labels: How many of the most frequent packages are kept; the texts of all
+        n_labels: The number of packages, the most frequent ones. The texts of all
             others are dropped. (One class for them would be the largest.)
         root: A folder of sources; None for the standard library.
 
@@ -165,11 +165,11 @@ def train_tokenizer(
     """Learn a byte-pair vocabulary from texts, in well under a second.
 
     Args:
-        texts: What to learn from, in a fixed order.
-        vocabulary_size: The most tokens, special ones and 256 bytes included.
+        texts: The texts, in a fixed order.
+        vocabulary_size: The most tokens, with special ones and 256 bytes.
 
     Returns:
-        A tokenizer that puts ``[CLS]`` before and ``[SEP]`` behind a text and knows
+        A tokenizer that puts ``[CLS]`` before and ``[SEP]`` after a text and knows
         every byte.
 
     Raises:
@@ -240,8 +240,8 @@ def _docstrings_below(
 ) -> Iterator[str]:
     """Yield a definition's docstring, then those of the definitions in its body.
 
-    Definitions inside an ``if`` or ``try`` are not visited: they are few, and walking
-    every expression would take longer than parsing.
+    Definitions inside an ``if`` or ``try`` are not visited: they are few, and to walk
+    all expressions would take longer than parsing.
     """
     text = ast.get_docstring(node)
     if text:
@@ -258,7 +258,7 @@ class ClassifierOutput(NamedTuple):
     """What the classifier returns."""
 
     loss: torch.Tensor | None
-    """The mean over the batch, where labels are given."""
+    """The mean over the batch; None without labels."""
     logits: torch.Tensor
     """(texts, labels)."""
 
@@ -266,13 +266,13 @@ class ClassifierOutput(NamedTuple):
 class DocstringClassifier(nn.Module):
     """A BERT encoder, the mean over a text's tokens, and one linear layer.
 
-    The mean lets it learn within a hundred steps: with random weights the first token
-    alone says nothing of a text for a long time.
+    With the mean it learns within a hundred steps. With random weights, the state of
+    the first token alone says nothing about a text for a long time.
 
     Args:
         encoder: Maps (texts, tokens) ids to (texts, tokens, width) states.
         n_labels: Number of classes.
-        dropout: Of the mean.
+        dropout: The dropout rate of the mean.
     """
 
     def __init__(self, encoder: BertModel, n_labels: int, dropout: float) -> None:
@@ -287,7 +287,7 @@ class DocstringClassifier(nn.Module):
         attention_mask: torch.Tensor,
         labels: torch.Tensor | None = None,
     ) -> ClassifierOutput:
-        """Return logits, and the loss where labels are given."""
+        """Return logits, and the loss if there are labels."""
         states = self.encoder(input_ids, attention_mask=attention_mask)[0]
         weights = attention_mask.unsqueeze(-1).to(states.dtype)
         mean = (states * weights).sum(dim=1) / weights.sum(dim=1)
@@ -316,7 +316,8 @@ class Docstrings:
     """Models and batches of one corpus.
 
     Args:
-        corpus: None for that of the standard library, which takes seconds to read.
+        corpus: The corpus; None for the standard library's, which takes seconds to
+            read.
     """
 
     def __init__(self, corpus: EncodedCorpus | None = None) -> None:
@@ -331,7 +332,7 @@ class Docstrings:
         return self._corpus
 
     def prepare(self, folder: Path) -> None:
-        """Read the corpus from a folder, or be the one that writes it there."""
+        """Read the corpus from a folder; write it there if it is missing."""
         path = folder / "docstrings.pickle"
         if self._corpus is None and path.exists():
             self._corpus = pickle.loads(path.read_bytes())
@@ -394,7 +395,7 @@ class Docstrings:
     def evaluate(self, model: nn.Module, batch_size: int = 32) -> float:
         """Return the share of held-out texts whose package is named correctly.
 
-        Texts are sorted by length, so that little is padded. Training mode is put back.
+        Texts are sorted by length, so that little is padded. Training mode is restored.
         """
         texts = sorted(self.corpus.held_out, key=lambda text: len(text.token_ids))
         was_training = model.training
@@ -415,4 +416,4 @@ class Docstrings:
 
 
 OURS = Docstrings()
-"""Of the standard library."""
+"""The models and batches of the standard library's docstrings."""

@@ -1,4 +1,4 @@
-"""Devices by the names that torch gives them: what it takes to use one."""
+"""Prepares devices, which are given by torch's names."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ SIM = "sim"
 
 
 def kind_of(device: str) -> str:
-    """Return a device's kind: ``"cuda"`` of ``"cuda:1"``, and of a row's own words."""
+    """Return a device's type, such as ``"cuda"`` for ``"cuda:1"``, also for a row's."""
     return device.partition(":")[0]
 
 
 def is_cpu(device: str) -> bool:
-    """Tell a CPU, as torch or a row writes it, from an accelerator."""
+    """Whether a device, as torch or a row writes it, is a CPU."""
     return kind_of(device) == "cpu"
 
 
 def segments_environment(expandable: bool) -> dict[str, str]:
-    """Return the variables by which torch's allocator takes one kind of segments."""
+    """Return variables that turn expandable segments of the allocator on or off."""
     setting = f"expandable_segments:{expandable}"
     return {
         "PYTORCH_ALLOC_CONF": setting,
@@ -41,13 +41,13 @@ def environment_of(task: Mapping[str, Any]) -> dict[str, str]:
 
 
 def prepare(task: Mapping[str, Any]) -> None:
-    """Make a task's device known to torch, before anything is allocated.
+    """Register a task's device with torch, before anything is allocated.
 
     Args:
-        task: May name a ``"device"``, and say whether it ``"is_expandable"``.
+        task: May have a ``"device"`` and ``"is_expandable"``.
 
     Raises:
-        ValueError: A CPU has no segments that could grow.
+        ValueError: Expandable segments were asked for on a CPU.
         SimUnavailableError: The simulated accelerator cannot be built here.
         ModuleNotFoundError: It is not part of an installed wheel.
     """
@@ -67,10 +67,10 @@ def prepare(task: Mapping[str, Any]) -> None:
 
 
 def need_device(device: str) -> None:
-    """Make sure that torch has a device here.
+    """Check that torch has a device here, and register it.
 
     Args:
-        device: As a command line's ``--device`` names it; `prepare` has it then.
+        device: The value of ``--device``.
 
     Raises:
         UsageError: It has not.

@@ -1,4 +1,4 @@
-"""Where and with what something was measured, and settings that make it comparable."""
+"""Describes the machine of a measurement, and makes processes comparable."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from mimose.bench.device import SIM, is_cpu, kind_of
 _VERSIONS = ("torch", "transformers", "mimose")
 
 HEAP_IS_KEPT = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),  # the most that glibc takes
+    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),  # glibc's maximum
     "MALLOC_TRIM_THRESHOLD_": str(2**40),
     "MALLOC_ARENA_MAX": "1",
 }
-"""Variables by which glibc holds what is freed, as an accelerator's allocator does: in
-timings, pages that are mapped anew would be most of what a rebuilt tensor takes."""
+"""Variables with which glibc caches freed memory, as an accelerator's allocator does.
+Without them, most of the time of a rebuilt tensor would be for mapping pages again."""
 
 
 SLACK_BYTES = 32 * 2**20
-"""What a process may map beyond the budget; see `limit_memory`."""
+"""Bytes that a process may map beyond the budget; see `limit_memory`."""
 
 
 def worker_environment(threads: int) -> dict[str, str]:
-    """Return the environment that every strategy's process runs with.
+    """Return the environment of each strategy's process.
 
-    Threads that wait must sleep: two that spin beside one other busy process can make
-    a step many times slower.
+    Waiting threads must sleep: two that spin beside another busy process can make a
+    step many times slower.
     """
     return {
         **os.environ,
@@ -46,7 +46,7 @@ def worker_environment(threads: int) -> dict[str, str]:
 
 @functools.cache
 def describe_machine(device: str = "cpu") -> Mapping[str, str]:
-    """Name the device and the versions, as the columns of a row do."""
+    """Return the device and the versions, as columns of a row."""
     versions = {name: version_of(name) for name in _VERSIONS}
     return {
         "device": f"cpu: {_processor()}" if is_cpu(device) else _accelerator(device),
@@ -61,12 +61,12 @@ def load_average() -> float:
 
 
 def available_bytes() -> int | None:
-    """Return the memory that processes can still have; None if not known."""
+    """Return the memory that processes can still allocate; None if not known."""
     return kernel_bytes("/proc/meminfo", "MemAvailable")
 
 
 def kernel_bytes(path: str, name: str) -> int | None:
-    """Return an entry of a file of the kernel's; None where there is none.
+    """Return an entry of a file of the kernel; None if there is none.
 
     Args:
         path: A file of lines such as ``VmData: 12 kB``.
@@ -86,15 +86,14 @@ def kernel_bytes(path: str, name: str) -> int | None:
 def limit_memory(budget_bytes: int, resident_bytes: int) -> None:
     """Make allocations fail that would take this process beyond a budget.
 
-    ``RLIMIT_DATA`` bounds what a process has mapped writable and private, and the
-    budget is about what is resident. Both grow by a tensor's bytes when it is
-    allocated, so the limit is what is mapped now plus what the budget leaves over
-    what is resident now, plus `SLACK_BYTES` for what is mapped and never touched:
-    thread stacks, arenas, a library that is loaded late.
+    ``RLIMIT_DATA`` limits writable private mappings, but the budget is for resident
+    memory. Both grow by a tensor's bytes when it is allocated. So the limit is the
+    mapped bytes now, plus the budget minus the resident bytes now, plus `SLACK_BYTES`
+    for memory that is mapped and never touched: thread stacks, arenas, a library that
+    is loaded late.
 
-    To be called when a step begins, since such mappings add up over the steps: oneDNN
-    alone maps 256 KiB for every kernel that it generates for a new shape, and touches
-    4 KiB of them.
+    Call it at the begin of each step, because such mappings add up: oneDNN alone maps
+    256 KiB for each kernel that it generates for a new shape, and touches 4 KiB of it.
     """
     mapped = kernel_bytes("/proc/self/status", "VmData")
     if mapped is None:
@@ -106,7 +105,7 @@ def limit_memory(budget_bytes: int, resident_bytes: int) -> None:
 
 
 def version_of(package: str, otherwise: str = "unknown") -> str:
-    """Return a package's version; another word where it is not installed."""
+    """Return a package's version; `otherwise` if it is not installed."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

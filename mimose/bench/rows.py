@@ -1,7 +1,6 @@
-"""Results as lines of CSV files: dataclasses that say where they were measured.
+"""Results as lines of CSV files: dataclasses with their provenance.
 
-None becomes an empty field. What was measured comes first in a line, where it was
-measured last.
+None becomes an empty field. Measurements are the first columns, provenance the last.
 """
 
 from __future__ import annotations
@@ -18,12 +17,12 @@ from mimose.bench.machine import describe_machine, load_average
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Row:
-    """Where and with what a row was measured; each kind adds what it measured."""
+    """The provenance of a row; each subclass adds its measurements."""
 
     seed: int
     threads: int
     load_average: float
-    """Of the machine over the last minute, when the row arrived."""
+    """The machine's load over the last minute, when the row arrived."""
     date: str
     """When the run began, ISO 8601."""
     device: str
@@ -42,12 +41,12 @@ def _now() -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunSettings:
-    """What every run can be given."""
+    """The settings of every run."""
 
     seed: int = 0
-    """Settles weights, shapes and batches."""
+    """Determines weights, shapes and batches."""
     threads: int = 2
-    """For torch's operators, in every process."""
+    """Threads of torch's operators in each process."""
     device: str = "cpu"
     date: str = field(default_factory=_now)
     """When the run began."""
@@ -64,7 +63,7 @@ class RunSettings:
 
 
 class RowsFile:
-    """A file that grows by some rows at a time.
+    """A file to which rows are appended.
 
     Args:
         path: The file; its folder is made.
@@ -80,7 +79,7 @@ class RowsFile:
         self._file.flush()
 
     def append(self, rows: Iterable[Row]) -> None:
-        """Write rows down at once."""
+        """Write rows at once."""
         self._writer.writerows(asdict(row) for row in rows)
         self._file.flush()
 
@@ -97,9 +96,9 @@ def write(path: Path, kind: type[_Kind], rows: Iterable[_Kind]) -> None:
 
 
 def read(path: Path, kind: type[_Kind]) -> list[_Kind]:
-    """Read what was written, in whatever order its columns are.
+    """Read rows, with columns in any order.
 
-    It may lack columns that have a default: they are newer.
+    Newer columns, which have a default, may be missing.
 
     Raises:
         ValueError: The columns are not those of the dataclass, or a line is cut short.

@@ -1,10 +1,10 @@
-"""The process that works for another: see `mimose.bench.child`.
+"""The child process: see `mimose.bench.child`.
 
 ``python -m mimose.bench.serve MODULE`` reads a task as a line of JSON from standard
-input, runs ``work(task)`` of that module, and writes each thing it yields as a line of
-JSON. A `work` that goes on by orders reads them from `messages`. An answer ``{"failed":
-"..."}`` tells that memory ran out, and is the last one. The process ends in the middle
-of a step with whoever started it.
+input, runs ``work(task)`` of that module, and writes each yielded value as a line of
+JSON. A `work` that needs more messages reads them from `messages`. The answer
+``{"failed": "..."}`` means a failure, such as memory that ran out, and is the last one.
+If its parent ends, the process ends too, even in a step.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _LOOK_SECONDS = 0.5
 
 
 def main() -> None:
-    """Work until there is nothing more to do."""
+    """Run the task to its end."""
     end_with_parent()
     answers = _take_standard_output()
     task = json.loads(sys.stdin.readline())
@@ -44,15 +44,12 @@ def main() -> None:
 
 
 def messages() -> Iterator[Any]:
-    """Yield what is sent to this process, until its input ends."""
+    """Yield messages to this process, until its input ends."""
     return map(json.loads, sys.stdin)
 
 
 def end_with_parent() -> None:
-    """End this process soon after the one that started it, whatever it is doing.
-
-    A starter that is killed cannot tell its children.
-    """
+    """End this process soon after its parent, because a killed parent cannot do it."""
     parent = os.getppid()
 
     def wait() -> None:
@@ -70,7 +67,7 @@ def _answer(answers: TextIO, message: Any) -> None:
 
 
 def _take_standard_output() -> TextIO:
-    """Return the output for answers; whatever a library prints goes to the errors."""
+    """Return the output for answers; what libraries print goes to standard error."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w", encoding="utf-8")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())
     return answers

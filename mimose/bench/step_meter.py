@@ -1,4 +1,4 @@
-"""One training step measured from outside, however often a session resets its peak."""
+"""Measures one training step from outside, even if a session resets its peak."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from mimose.memory.meters import AllocatorMeter, Meter, ProcessMeter, Reading, U
 
 
 class _OverResets(Meter):
-    """Keeps the highest peak in mind when a new one is started."""
+    """Keeps the highest peak over all resets."""
 
     _highest_bytes = 0
 
     def reset_peak(self) -> None:
-        """Start a new peak; `step_peak_bytes` keeps the old one in mind."""
+        """Start a new peak; `step_peak_bytes` still includes the old one."""
         self._highest_bytes = max(self._highest_bytes, self.peak_bytes())
         super().reset_peak()  # type: ignore[safe-super]
 
@@ -41,10 +41,10 @@ class StepMeter(_OverResets, ProcessMeter):
 
 
 class _Level(Meter):
-    """What tensors have requested of an accelerator; a budget for it is one on that.
+    """The requested memory of an accelerator, for which the budget is.
 
-    Not every strategy frees cached blocks, and reserved bytes are then those of all
-    steps before. What a step itself needs is the same measure for all.
+    If a strategy does not free cached blocks, reserved bytes include those of all
+    earlier steps. Requested bytes are comparable for all strategies.
     """
 
     noise_bytes = 0.0
@@ -65,16 +65,16 @@ class _Level(Meter):
         self._allocator.reset_peak()
 
     def read(self) -> Reading:
-        """Return level and peak of one reading."""
+        """Return level and peak from one reading."""
         return self._allocator.read()
 
     def total_bytes(self) -> int | None:
-        """Return what this process can have."""
+        """Return the memory that this process can use."""
         return self._allocator.total_bytes()
 
 
 class DeviceStepMeter(_OverResets, _Level):
-    """What tensors have requested of an accelerator, by step."""
+    """The requested memory of an accelerator, by step."""
 
     def resting_bytes(self) -> int:
         """Return what is held between steps."""
@@ -82,10 +82,10 @@ class DeviceStepMeter(_OverResets, _Level):
 
 
 class ReservedStepMeter(AllocatorMeter):
-    """What an accelerator's allocator has reserved, by step.
+    """The reserved memory of an accelerator, by step.
 
-    A session that is given this meter keeps a budget of reserved bytes. What it reads,
-    and what it resets, is seen here too.
+    A session with this meter keeps a budget of reserved bytes. The session's readings
+    and resets count here too.
     """
 
     _highest_bytes = 0
@@ -121,7 +121,7 @@ def step_meter(device: torch.device) -> StepMeter | DeviceStepMeter:
 
 
 def budget_meter(device: torch.device) -> StepMeter | ReservedStepMeter:
-    """Return the meter of what a session's budget is about."""
+    """Return the meter for a session's budget."""
     return StepMeter() if device.type == "cpu" else ReservedStepMeter(device)
 
 
@@ -135,13 +135,13 @@ def autocast(
 
 
 def synchronise(device: torch.device) -> None:
-    """Wait until a device has done all that it was asked."""
+    """Wait until a device has finished all work."""
     if device.type != "cpu":
         torch.accelerator.synchronize(device)
 
 
 class MeasuredStep(NamedTuple):
-    """What a step took: forward, backward, and whatever else ran in it."""
+    """The measurements of a step: forward, backward, and all else that ran in it."""
 
     start_bytes: int
     """Held when it began."""
@@ -156,9 +156,9 @@ class MeasuredStep(NamedTuple):
 
 
 class RunningStep:
-    """A step that has begun: its peak is a new one, its clock runs.
+    """A step that has begun, with a new peak and a running clock.
 
-    The device is waited for at both ends.
+    It waits for the device at begin and end.
     """
 
     def __init__(self, meter: AnyStepMeter, device: torch.device) -> None:

@@ -30,10 +30,10 @@ def moved(batch: Mapping[str, Any], device: torch.device | str) -> dict[str, Any
 
 
 class Output(NamedTuple):
-    """What models of our own return, so that they can be trained as those here are."""
+    """The output of models that are not from transformers, with a loss like theirs."""
 
     loss: torch.Tensor
-    """One number."""
+    """() The loss."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,16 +44,16 @@ class Entry:
     build: Callable[..., nn.Module]
     """Takes overrides of the configuration, returns a model in training mode."""
     batch: Callable[[Mapping[str, int], torch.Generator], Batch]
-    """Takes sizes by name and a generator, returns the model's keyword arguments,
-    labels among them."""
+    """Takes sizes by name and a generator, returns the model's keyword arguments, with
+    labels."""
     sizes: Mapping[str, tuple[int, int]]
-    """Names of the sizes, each with its least and greatest value in the benchmarks."""
+    """Names of the sizes, each with its range in the benchmarks."""
 
 
 def builder(config: str, model: str, **defaults: Any) -> Callable[..., nn.Module]:
-    """Return what builds a model of transformers from its configuration alone.
+    """Return a function that builds a transformers' model from its configuration.
 
-    `defaults` are the configuration's; what is built may be given others.
+    `defaults` are values of the configuration; the function takes changes of them.
     """
 
     def build(**changes: Any) -> nn.Module:
@@ -114,7 +114,7 @@ _resnet = builder(
 def _tokens(
     n_sequences: int, length: int, generator: torch.Generator
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return ids and a mask; all but the first sequence end earlier."""
+    """Return ids and a mask; all sequences but the first end at random lengths."""
     ids = torch.randint(1, _VOCABULARY, (n_sequences, length), generator=generator)
     ends = torch.randint(
         max(1, length // 4), length + 1, (n_sequences, 1), generator=generator
@@ -176,14 +176,14 @@ ZOO: Mapping[str, Entry] = {
 
 
 def called_by_name(path: str) -> Any:
-    """Return what a function returns that takes nothing.
+    """Call a function without arguments by its name, and return its result.
 
     Args:
-        path: ``module:function``, as ``--model`` has it; the module is looked for from
-            the current folder on.
+        path: ``module:function``, the value of ``--model``. The module is searched in
+            the current folder first.
 
     Raises:
-        ValueError: There is no such function, or it failed: the message says where.
+        ValueError: There is no such function, or it failed; the message says where.
     """
     module_name, colon, name = path.partition(":")
     if not colon or not module_name or not name:

@@ -1,6 +1,5 @@
-"""Does saving memory pay here, and with which method?
+"""`mimose advise`: does saving memory pay, and with which method?
 
-Each method is measured at a few batch sizes: memory first, in a process for each, then
-seconds, in two processes in which methods take turns. Two fits for each then answer for
-any memory.
+Each method is measured at a few batch sizes: first memory, then seconds, in rounds in
+which the methods take turns. Two fits for each method then answer for any memory.
 """

@@ -23,7 +23,7 @@ from mimose.usage import UsageError
 PLAIN = "plain"
 """The name of training without any method."""
 PARTS = 4
-"""Into so many smaller batches accumulation cuts one."""
+"""The number of smaller batches into which accumulation splits a batch."""
 DTYPES = ("float32", "bfloat16")
 _LEARNING_RATE = 1e-6
 _AMPLE_BYTES = 2**50
@@ -42,18 +42,18 @@ class Method:
     edit: Callable[[nn.Module], None] = field(default=lambda _: None)
     """Changes the model before anything else."""
     parts: int = 1
-    """Into how many smaller batches one is cut."""
+    """The number of smaller batches into which it splits a batch."""
     is_exact: bool = True
-    """Whether gradients are plain training's, but for how floating point rounds."""
+    """Whether gradients are equal to plain training's, except for rounding."""
     plans: bool = False
-    """Whether it does something else at another budget."""
+    """Whether its plans depend on the budget."""
     why_not: Callable[[nn.Module, str], str] = field(default=lambda _, __: "")
-    """Takes the model and the kind of device; says why it cannot be had, or nothing."""
+    """Takes the model and the type of device; returns why it is impossible, or ""."""
 
     def is_exact_for(self, model: nn.Module) -> bool:
-        """Tell whether it is exact, of a model too whose layers compare samples.
+        """Whether it is exact for a model.
 
-        That is batch norm, of those that can be recognized.
+        Smaller batches are not, if layers compare samples; only batch norm is detected.
         """
         mixes = any(isinstance(each, _BatchNorm) for each in model.modules())
         return self.is_exact and not (self.parts > 1 and mixes)
@@ -132,8 +132,8 @@ METHODS: Mapping[str, Method] = {
         ),
     )
 }
-"""By name, in the order in which they are measured and reported: the last ones are left
-out for lack of time."""
+"""Methods by name, in the order of measurements and reports. If time is short, the last
+ones are left out."""
 
 OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=_LEARNING_RATE),
@@ -144,18 +144,18 @@ OPTIMIZERS: Mapping[str, Callable[[Any], torch.optim.Optimizer]] = {
 
 
 class Training:
-    """A model with its optimizer, under a method, until it is closed.
+    """A model with its optimizer, trained with a method, until it is closed.
 
     Args:
-        model: On the CPU.
-        sample: A batch of it.
-        method: How to train.
-        device: Where to.
+        model: The model, on the CPU.
+        sample: A batch for it.
+        method: The method.
+        device: The device to train on.
         optimizer: One of `OPTIMIZERS`.
         dtype: ``"float32"``, or ``"bfloat16"`` for autocast.
 
     Attributes:
-        session: Once `attach` has begun one.
+        session: The session that `attach` began; None without one.
         has_loss: Whether the model returned a loss in the last step.
     """
 
@@ -185,8 +185,8 @@ class Training:
         """Begin the method's session, if it has one.
 
         Args:
-            budget_bytes: For methods that plan.
-            meter: Where the session reads memory; None for its own.
+            budget_bytes: The budget of methods that plan.
+            meter: The session's meter; None for the default.
 
         Raises:
             MimoseError: The model cannot be planned for, or needs more than the budget
@@ -198,15 +198,15 @@ class Training:
                 budget_bytes or _AMPLE_BYTES,
                 meter=meter,
                 on_infeasible="warn",
-                refine=False,  # all is learned when the step has ended
+                refine=False,  # then everything is learned at the end of the step
                 **self._method.options,
             )
 
     def step(self, batch: int) -> float:
         """Train on a batch of this size; return the seconds by the clock.
 
-        Not a number where a session made no plan, and recomputed everything: its budget
-        cannot be kept there, or it trusts no prediction. Such seconds are no method's.
+        It returns nan if the session made no plan and recomputed everything, because
+        no plan keeps the budget or it trusts no prediction.
         """
         self._prepare(batch)
         synchronise(self.device)
@@ -228,7 +228,7 @@ class Training:
         """Return the least budget that a plan keeps for the batch of the last step.
 
         Raises:
-            UsageError: The session made no plan there that keeps its budget.
+            UsageError: The session made no plan for it that keeps the budget.
         """
         low = self._least_peak(1) if self._has_plan() else 0
         if not low:
@@ -241,13 +241,13 @@ class Training:
         return high
 
     def _least_peak(self, budget_bytes: int) -> int:
-        """Return the least peak of any plan; 0 where one keeps the budget."""
+        """Return the lowest peak of any plan; 0 if a plan keeps the budget."""
         assert self.session is not None
         found = self.session.forecast(budget=budget_bytes)
         return 0 if found.fits else int(found.peak_bytes or 0)
 
     def _has_plan(self) -> bool:
-        """Tell whether the last step did what the method does."""
+        """Whether the last step trained with the method."""
         phases = [] if self.session is None else [self.session.records[-1].phase]
         return not {"collect", "fallback"} & set(phases)
 
@@ -259,12 +259,12 @@ class Training:
             torch.accelerator.empty_cache()
 
     def close(self) -> None:
-        """Detach the session; harmless twice."""
+        """Detach the session. A second call does nothing."""
         if self.session is not None:
             self.session.detach()
 
     def _prepare(self, batch: int) -> None:
-        """Have a batch of this size ready on the device, and no other."""
+        """Make a batch of this size on the device, and drop others."""
         if batch not in self._batches:
             self._batches.clear()
             parts = self._method.parts
@@ -275,10 +275,10 @@ class Training:
 
 
 def loss_of(output: Any) -> torch.Tensor:
-    """Return what a model's output is trained by: its loss, or all of its first tensor.
+    """Return the loss in a model's output; without a loss, its first tensor.
 
     Raises:
-        UsageError: There is no tensor of floating point in it.
+        UsageError: This is not a floating-point tensor.
     """
     loss = getattr(output, "loss", None)
     if loss is None and isinstance(output, Mapping):

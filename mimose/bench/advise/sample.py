@@ -1,4 +1,4 @@
-"""One batch of the user's, and batches of other sizes made from it."""
+"""Makes batches of other sizes from one batch of the user."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from mimose.usage import UsageError
 
 
 class Inputs(NamedTuple):
-    """What a model is called with."""
+    """The arguments of a model's call."""
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
 
 
 class Sample:
-    """A batch that can be had in other sizes: rows of it are repeated.
+    """A batch that can be resized by repeating its rows.
 
-    What a step takes and holds depends on sizes, not on what is written in a batch, so
-    repeating costs no truth, but for models whose work depends on values.
+    Time and memory of a step depend on sizes and not on values, except for models whose
+    work depends on values. So repeated rows do not change the measurements.
 
     Args:
-        batch: As the model takes it: a mapping of keyword arguments, a tuple or list
-            of arguments, or the one argument. Tensors are on the CPU.
+        batch: A mapping of keyword arguments, a tuple or list of arguments, or a single
+            argument. Tensors are on the CPU.
 
     Attributes:
-        batch: How many samples it has: the first size of its tensors.
+        batch: The number of samples: the first size of its tensors.
 
     Raises:
         UsageError: It has no tensor, tensors of different first sizes, no samples, or
@@ -61,7 +61,7 @@ class Sample:
             raise UsageError(msg)
 
     def resized(self, batch: int) -> Inputs:
-        """Return the inputs with so many samples, at least one."""
+        """Return the inputs with this number of samples, at least one."""
 
         def resize(tensor: torch.Tensor) -> torch.Tensor:
             if not tensor.ndim or tensor.shape[0] == batch:

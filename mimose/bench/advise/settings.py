@@ -1,4 +1,4 @@
-"""What is asked of `mimose advise`."""
+"""The settings of `mimose advise`."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from mimose.usage import UsageError
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settings:
-    """One question.
+    """The settings of one run.
 
     Raises:
-        UsageError: A name is not known, torch has no such device, or a number is none
-            that can be asked about.
+        UsageError: A name is unknown, torch has no such device, or the minutes are not
+            above 0.
     """
 
     source: str
     """``module:function``, or a file of `mimose.bench.advise.source.saved`."""
     model: str
-    """Its name, for people."""
+    """The model's name in messages."""
     budget: float | str
-    """As `mimose.attach` takes it."""
+    """The budget, as for `mimose.attach`."""
     methods: tuple[str, ...] = tuple(METHODS)
-    """Plain training is always among them, and first."""
+    """The methods. Plain training is always measured, and first."""
     device: str = "cpu"
     dtype: str = "float32"
     optimizer: str = "adamw"
     threads: int = 2
     seed: int = 0
     minutes: float = 5.0
-    """What may be used for measuring."""
+    """The longest time to measure."""
 
     def __post_init__(self) -> None:
         """Check the names and numbers."""

@@ -1,4 +1,4 @@
-"""Where the model and its sample come from: a function by name, or a saved file."""
+"""Loads the model and its sample from a function by name, or from a saved file."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ _SUFFIX = ".advise.pt"
 
 
 def make(source: str) -> tuple[nn.Module, Any]:
-    """Return a model in training mode and a batch of it, new ones, both on the CPU.
+    """Return a new model in training mode and a batch for it, both on the CPU.
 
     Args:
-        source: ``module:function``, of a function that takes nothing and returns
-            ``(model, sample)``; or the path of what `saved` wrote.
+        source: ``module:function``, of a function that takes no arguments and returns
+            ``(model, sample)``; or the path that `saved` yielded.
 
     Raises:
         UsageError: There is no such function, it failed, or returned something else.
@@ -49,11 +49,11 @@ def make(source: str) -> tuple[nn.Module, Any]:
 
 @contextmanager
 def saved(model: nn.Module, sample: Any) -> Iterator[str]:
-    """Write a model and its sample for other processes, as long as the context lasts.
+    """Write a model and its sample for other processes; delete them at the end.
 
     Raises:
-        UsageError: The model cannot be saved, or its class lies in the script that was
-            started, where no other process finds it.
+        UsageError: The model cannot be saved, or its class is in the main script, which
+            other processes cannot import.
     """
     instead = "give 'module:function' of a function that returns (model, sample)"
     here = [each for each in model.modules() if type(each).__module__ == "__main__"]

@@ -1,4 +1,4 @@
-"""The answer in words: a first line, a table, some sentences, and what to write."""
+"""The answer as text: a headline, a table, some sentences, and code to use."""
 
 from __future__ import annotations
 
@@ -45,11 +45,11 @@ _WITHOUT_A_SESSION = {
 
 
 def text(advice: Advice, width: int | None = None) -> str:
-    """Write the answer for a terminal.
+    """Return the answer as text for a terminal.
 
     Args:
         advice: The answer.
-        width: Columns; None for those of the terminal.
+        width: Number of columns; None for the terminal's.
     """
     width = max(20, width or shutil.get_terminal_size((100, 24)).columns)
     sentences = [headline(advice), *_sentences(advice)]
@@ -62,7 +62,7 @@ def text(advice: Advice, width: int | None = None) -> str:
 
 
 def headline(advice: Advice) -> str:
-    """Say yes, no or not known, and why, in a line."""
+    """Return one line: yes, no or not known, and why."""
     of, budget = advice.measurements, format_bytes(advice.budget_bytes)
     use, fits = _listed(advice.use, "or"), advice.of(PLAIN).fits
     it, without = f"your batch of {of.batch}", "does not fit"
@@ -95,7 +95,7 @@ def headline(advice: Advice) -> str:
 
 
 def _remedy(advice: Advice, names: Sequence[str]) -> str:
-    """Say what would tell: more minutes, or why no time helps these methods."""
+    """Return what would help: more minutes, or why more time does not help."""
     reasons = {name: _why_unknown(advice.of(name)) for name in names}
     own = [f"{of}: {why}" for of, why in reasons.items() if why and MORE not in why]
     if own and len(own) == len(names):
@@ -105,7 +105,7 @@ def _remedy(advice: Advice, names: Sequence[str]) -> str:
 
 
 def _why_unknown(method: MethodAdvice) -> str:
-    """Return why nothing is known of a method's throughput; empty where it is."""
+    """Return why a method's throughput is not known; "" if it is."""
     return "" if method.interval else method.why_not or method.no_verdict
 
 
@@ -141,7 +141,7 @@ def _sentences(advice: Advice) -> Iterator[str]:
 
 
 def _compared(choice: Choice, *, batches: bool = False) -> str:
-    """Say how fast a choice is, and the one behind it."""
+    """Return a sentence with the throughput of the best and the second best method."""
 
     def one(name: str, batch: float, rate: float) -> str:
         of = f" (batch {batch:,.0f})" if batches else ""
@@ -160,7 +160,7 @@ def _compared(choice: Choice, *, batches: bool = False) -> str:
 
 
 def table(advice: Advice, width: int) -> list[str]:
-    """Write all methods below each other; columns that do not fit are left out."""
+    """Return a line for each method; columns that do not fit are left out."""
     rows = [_COLUMNS, *map(_row, advice.methods)]
     sizes = [max(map(len, column)) for column in zip(*rows, strict=True)]
     while len(sizes) > 3 and sum(sizes) + 2 * len(sizes) > width:
@@ -203,11 +203,11 @@ def _row(method: MethodAdvice) -> tuple[str, ...]:
 
 
 def recipe(name: str, budget_bytes: int) -> list[str]:
-    """Return lines of Python that train so.
+    """Return lines of Python that train with a method.
 
     Args:
-        name: A method's.
-        budget_bytes: The memory.
+        name: The name of the method.
+        budget_bytes: The budget.
     """
     method = METHODS[name]
     if method.options is None:
