@@ -1,8 +1,8 @@
 """PAPAYA's lines, and the answer that follows from them.
 
-A line, or a floor and then a line, is fitted to the bytes and seconds of a few batches
-that ran (see `mimose.predictors`); where a batch was timed, what was read there counts.
-They tell what each method does at a memory, which one to choose, and how sure that is.
+A line, or a constant and then a line, is fitted to the bytes and seconds of a few
+batches (see `mimose.predictors`). For a batch that was timed, its reading counts. The
+fits predict each method for a memory, and so which one to choose, and how sure that is.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ from mimose.predictors import Best, MethodModel, Series, fit_series
 from mimose.predictors.throughput import MEMORY_TOLERANCE, REACH
 
 LEAST_ROUNDS = 5
-"""For an interval. All readings lie on one side of their true median in one case of
-``2**(rounds - 1)``: of three rounds in a quarter of all cases, of five in 6%."""
+"""The least rounds for an interval. The chance that all readings are on one side of
+their true median is 1 in ``2**(rounds - 1)``: 25% for three rounds, 6% for five."""
 MAY_BE_FASTER = ("accumulate", "sdpa")
-"""At a batch that fits: the others do all that plain training does, and more."""
+"""Methods that may be faster for a batch that fits; others only do additional work."""
 _NOT_FOR_ALL = ("sdpa", "offload")
-"""Of these nothing is measured where a model cannot have them."""
+"""Methods that are not possible for every model."""
 _REPEATS_TO = 2**20
-"""Bytes: what a process holds on a CPU is not known better."""
+"""Bytes by which readings of a process on a CPU may differ."""
 _NOTHING = 0.01
 """A difference of throughput that does not matter."""
 _DEVIATIONS = 2.0
-"""Standard errors of a ratio that two methods have to be apart."""
+"""Least difference of two methods, in standard errors of their ratio."""
 _LEAST_POINTS = 2
 _ABOVE = 1.0 + 1e-6
-"""A budget that no plan keeps is below the least one by a trifle, at least."""
+"""Least factor by which a method needs more than a budget that no plan keeps."""
 _ROUNDING = 1e-9
 
 
@@ -46,11 +46,11 @@ _ROUNDING = 1e-9
 def memory_of(measured: Measured, budget_bytes: float) -> Series | None:
     """Fit a method's bytes by batch; None with too few steps.
 
-    Where a session that was to be timed made no plan, it needs more than it said.
+    If a session made no plan when it was timed, it needs more than was measured.
 
     Args:
         measured: The method.
-        budget_bytes: In which it was timed.
+        budget_bytes: The budget in which it was timed.
     """
     steps = measured.steps
     if len(steps) < _LEAST_POINTS:
@@ -63,7 +63,7 @@ def memory_of(measured: Measured, budget_bytes: float) -> Series | None:
 
 
 def _held(steps: Sequence[Step]) -> list[float]:
-    """Return peaks, with what the allocator takes beyond them at the largest."""
+    """Return peaks times the ratio of reserved memory to the peak at the largest."""
     last = max(steps, key=lambda each: each.peak_bytes)
     beyond = max(1.0, last.reserved_bytes / last.peak_bytes)
     return [beyond * each.peak_bytes for each in steps]
@@ -77,12 +77,12 @@ class Model:
     sizes: tuple[float, ...]
     """Batches that were timed, in order."""
     took: tuple[float, ...]
-    """The median seconds there."""
+    """The median seconds of each."""
     parts: int
-    """Into which each batch is cut: only their multiples are batches."""
+    """The number of parts of a batch; batches are multiples of it."""
     is_fitted: bool
-    """Whether seconds follow the fit. Else they are predicted between readings alone:
-    no line explains them, or plans of the one memory made them."""
+    """Whether seconds follow the fit. Otherwise they are interpolated between readings,
+    because no line fits them, or because plans depend on the memory."""
 
     @property
     def is_usable(self) -> bool:
@@ -91,20 +91,20 @@ class Model:
 
     @property
     def farthest(self) -> float:
-        """The largest batch of which seconds may be predicted."""
+        """The largest batch whose seconds can be predicted."""
         if not self.is_fitted:
             return self.sizes[-1]
         return math.floor(REACH * min(self.fitted.memory.highest, self.sizes[-1]))
 
     def largest_batch(self, memory_bytes: float) -> float:
-        """Return the largest batch that fits; 0 where none does."""
+        """Return the largest batch that fits; 0 if none does."""
         return largest_batch(self.fitted.memory, memory_bytes, self.parts)
 
     def best(self, memory_bytes: float) -> Best:
-        """Return the batch of the most samples a second, of those that fit.
+        """Return the batch that fits with the most samples a second.
 
-        Of those that were timed, the largest of which seconds may be predicted, and
-        where the fit turns.
+        Candidates are the batches that were timed, the largest whose seconds can be
+        predicted, and the point where the fit turns.
         """
         largest = min(self.largest_batch(memory_bytes), self.farthest)
         largest = largest // self.parts * self.parts
@@ -119,18 +119,15 @@ class Model:
         return max(found, key=lambda each: each.samples_per_second)
 
     def step_seconds(self, batch: float, memory_bytes: float) -> float:
-        """Return the seconds of a step.
-
-        Infinite where it does not fit, nan where not known.
-        """
+        """Return a step's seconds; infinite if it does not fit, nan if not known."""
         if not self.parts <= batch <= self.largest_batch(memory_bytes):
             return math.inf
         return self.seconds(batch) if batch <= self.farthest else math.nan
 
     def seconds(self, batch: float) -> float:
-        """Return the seconds of a step, whether it fits or not.
+        """Return the seconds of a step, even if it does not fit.
 
-        By the fit, moved through what was read; without one between the readings.
+        They follow the fit, scaled to pass through the readings, or are interpolated.
         """
         sizes, fit = np.array(self.sizes), self.fitted.seconds
         if not self.is_fitted or (fit.predict(sizes) <= 0.0).any():
@@ -142,7 +139,7 @@ class Model:
 
 
 def largest_batch(memory: Series, memory_bytes: float, parts: int) -> float:
-    """Return the largest batch of whole parts that fits; infinite where all do."""
+    """Return the largest batch of whole parts that fits; infinite if all do."""
     found = memory.inverse(memory_bytes) * (1.0 + _ROUNDING)
     return found if math.isinf(found) else found // parts * parts
 
@@ -150,13 +147,13 @@ def largest_batch(memory: Series, memory_bytes: float, parts: int) -> float:
 def model_of(
     measured: Measured, plain: Model | None, budget_bytes: float
 ) -> Model | None:
-    """Fit a method's memory and seconds; None where there are too few readings.
+    """Fit a method's memory and seconds; None with too few readings.
 
     Args:
         measured: The method.
-        plain: Plain training's: a line of seconds that is negative at 0 takes its fixed
-            time.
-        budget_bytes: In which it was timed.
+        plain: Plain training's model. A line of seconds that is negative at 0 gets its
+            fixed time.
+        budget_bytes: The budget in which it was timed.
     """
     memory, timed = memory_of(measured, budget_bytes), measured.timed
     if memory is None or len(timed) < _LEAST_POINTS:
@@ -273,7 +270,7 @@ def advise_on(measurements: Measurements, budget_bytes: int | None = None) -> Ad
     """Answer from what was measured.
 
     Args:
-        measurements: Of all methods.
+        measurements: The measurements of all methods.
         budget_bytes: The memory; None for that of the measurements.
     """
     measured_in = measurements.budget_bytes
@@ -294,7 +291,7 @@ def advise_on(measurements: Measurements, budget_bytes: int | None = None) -> Ad
         model = models.get(method.name)
         if not method.is_exact or model is None:
             continue
-        # Plain training that fits is not passed over, whatever its bytes do elsewhere.
+        # Plain training that fits always counts, even if no line fits its bytes.
         is_timed = method.name == PLAIN and method.fits and method.sample_seconds > 0
         if model.is_usable or is_timed:
             given.append(_Candidate(method.name, batch, batch / method.sample_seconds))
@@ -327,7 +324,7 @@ def _answer(
     choice: Choice | None,
     budget: int,
 ) -> tuple[str, tuple[str, ...]]:
-    """Say yes, no or not known, and what to use, or what might be faster."""
+    """Return yes, no or not known, and what to use or what might be faster."""
     plain = next(each for each in methods if each.name == PLAIN)
     exact = [each for each in methods if each.is_exact and each.name != PLAIN]
     untimed = [
@@ -359,7 +356,7 @@ def _answer(
 
 
 def plain_bytes(measurements: Measurements) -> float:
-    """Return what plain training needs for the sample's batch; nan if not known."""
+    """Return plain training's bytes for the sample's batch; nan if not known."""
     plain = next(each for each in measurements.methods if each.method == PLAIN)
     memory = memory_of(plain, measurements.budget_bytes)
     if memory is None or memory.refused:
@@ -368,7 +365,7 @@ def plain_bytes(measurements: Measurements) -> float:
 
 
 def is_close(measurements: Measurements, budget: int) -> bool:
-    """Tell whether plain training needs just about the memory there is."""
+    """Whether plain training needs almost exactly the budget."""
     off = abs(plain_bytes(measurements) - budget)
     return is_cpu(measurements.device) and off <= _REPEATS_TO
 
@@ -379,7 +376,7 @@ def _advice(
     models: Mapping[str, Model],
     budget: int,
 ) -> MethodAdvice:
-    """Say what is known: of memory, and where its seconds are known of these too."""
+    """Return the answer for one method: memory, and seconds if they are known."""
     batch = measurements.batch
     memory = memory_of(measured, measurements.budget_bytes)
     highest = memory.highest if memory is not None else 0.0
@@ -425,7 +422,7 @@ def _advice(
 def _verdict(
     measured: Measured, model: Model, base: Measured, plain: Model, budget: int
 ) -> dict[str, Any]:
-    """Judge a method by its best throughput and plain training's."""
+    """Compare a method's best throughput with plain training's."""
     best, bare = model.best(budget), plain.best(budget)
     if not best.batch:
         return {"no_verdict": "not one sample fits"}
@@ -457,21 +454,21 @@ def _verdict(
 
 
 def n_readings(steps: Sequence[Step]) -> int:
-    """Return how often a method's sizes were timed, the median; 0 without any."""
+    """Return the median number of readings of a method's sizes; 0 without any."""
     counts = [len(each.rounds) for each in steps if each.rounds]
     return median_low(counts) if counts else 0
 
 
 def spread(steps: Sequence[Step], *, is_fitted: bool = True) -> float:
-    """Return the standard error of a method's medians, as a share of them.
+    """Return the relative standard error of a method's medians.
 
-    By the interquartile range over rounds. Infinite where most sizes have fewer
-    readings than bound what they vary about.
+    It follows from the interquartile range over rounds. It is infinite if most sizes
+    have too few readings.
 
     Args:
-        steps: The method's.
-        is_fitted: Whether a fit goes through all sizes: then it is the median over
-            them, else the largest.
+        steps: The method's steps.
+        is_fitted: Whether a fit goes through all sizes. Then it is the median over all
+            sizes, otherwise the largest.
     """
     found: list[float] = []
     for each in steps:
@@ -487,7 +484,7 @@ class _Candidate(NamedTuple):
     name: str
     batch: float
     rate: float
-    """Samples a second."""
+    """Its samples a second."""
 
 
 def choose(
@@ -495,14 +492,14 @@ def choose(
 ) -> Choice | None:
     """Choose by throughput among the methods that fit.
 
-    Plain training where it is level with the fastest: it needs no change.
+    In a tie with the fastest, plain training wins, because it needs no change.
 
     Args:
         candidates: The methods; a rate of 0 or nan does not fit, or is not known.
-        spreads: By name, the standard error of a method's medians as a share.
+        spreads: The relative standard error of each method's medians, by name.
 
     Returns:
-        The choice; None where nothing fits.
+        The choice; None if nothing fits.
     """
     able = sorted((e for e in candidates if e.rate > 0.0), key=lambda e: -e.rate)
     if not able:

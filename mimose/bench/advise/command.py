@@ -1,4 +1,4 @@
-"""``mimose advise`` and `mimose.advise`: measure, answer, and leave files."""
+"""``mimose advise`` and `mimose.advise`: measure, answer, and write files."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ def ask(settings: Settings, out: Path, as_json_alone: bool) -> tuple[int, list[s
 def again(
     path: Path, out: Path, budget: str | None, as_json_alone: bool
 ) -> tuple[int, list[str]]:
-    """Answer from the readings of a run that is over.
+    """Answer from the readings of an earlier run.
 
     Args:
         path: Its ``measured.json``.
         out: The folder for ``advice.json``.
-        budget: Another one; None for the one that was measured.
+        budget: Another budget; None for that of the run.
         as_json_alone: Whether the answer is one line of JSON.
 
     Raises:
         UsageError: The budget is relative to memory that is not known any more, or the
-            file is something else.
+            file has other content.
         OSError: A file cannot be read or written.
     """
     try:
@@ -161,14 +161,14 @@ def advise(
 
 
 def as_json(advice: Advice) -> dict[str, Any]:
-    """Return all that is said; what is infinite or not a number is None.
+    """Return the answer as JSON values; infinite numbers and nan become None.
 
     Args:
         advice: The answer.
 
     Returns:
-        The fields of `Advice`; ``headline``, in a line; ``code`` by method, of those in
-        ``use``; ``fits`` by method, the two series; ``measurements`` without readings.
+        The fields of `Advice`; ``headline``, one line; ``code``, for each method in
+        ``use``; ``fits``, each method's two series; ``measurements``, without readings.
     """
     conditions = asdict(advice.measurements)
     del conditions["methods"]
@@ -201,7 +201,7 @@ def _lines(advice: Advice, out: Path, as_json_alone: bool) -> list[str]:
 
 
 def _show_progress(what: str, share: float) -> None:
-    """Show how far measuring is, over the line before where that is a terminal."""
+    """Show the progress; in a terminal, over the line before."""
     end = "\r" if sys.stderr.isatty() else "\n"
     sys.stderr.write(f"{f'mimose advise: {share:4.0%}, {what}':79}{end}")
     sys.stderr.flush()

@@ -1,10 +1,10 @@
-"""Measuring all methods: memory first, one by one, then seconds, by turns.
+"""Measures all methods: first memory, one by one, then seconds, by turns.
 
-Steps run in child processes, which serve messages (`work`). Seconds are measured in
-rounds, in which all methods take one turn each in a drawn order; a turn builds the
-model anew. On an accelerator one process does it all. On a CPU memory has one of its
-own, and turns without a session another: a session makes the heap give memory back,
-which takes time.
+Steps run in child processes, which answer messages (`work`). Seconds are measured in
+rounds. In a round each method takes one turn, in a random order; a turn builds a new
+model. On an accelerator one process does everything. On a CPU there is one process for
+memory, one for turns with a session and one for those without, because a session makes
+the heap return memory, which takes time.
 """
 
 from __future__ import annotations
@@ -40,30 +40,31 @@ from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.usage import UsageError
 
 Tell = Callable[[str, float], None]
-"""Takes what is going on, and the share that is done, from 0 to 1."""
+"""Takes the current work as text, and the finished share, from 0 to 1."""
 
 MORE = "give it more minutes"
-"""How a reason ends that more time would mend."""
+"""The end of a reason that more time would remove."""
 ENOUGH_ROUNDS = 7
 MOST_ROUNDS = 40
 _SURVEY_SHARE = 0.4
-"""Of the time, for memory, at the most."""
+"""The largest share of the time for memory."""
 _LEAVING = 0.9
-"""Of what the machine has: the rest is left to others."""
+"""The share of the machine's free memory that is used at most."""
 _SIZES = (1 / 16, 1 / 8, 1 / 4, 1 / 2, 1.0, 2.0, 4.0, 8.0)
-"""Of the sample's batch."""
+"""Batch sizes relative to the sample's."""
 _FEWEST = 5
-"""Batches, if there are as many: fewer are no curve."""
+"""The least number of batches for a curve, if there are as many."""
 _STEPS = 12
-"""About so many of the longest allowed fill a method's part of the time."""
+"""About this many steps of the longest allowed time fill a method's share of it."""
 _PATIENCE = 8.0
-"""So many times longer may each of the first steps take: a line needs them."""
+"""The first steps may take this many times longer, because a line needs them."""
 _SETTLING, _PLANNING = 2, 5
-"""Steps before those that count: caches fill; a session measures a size, and plans."""
+"""Steps before those that count, in which caches fill; a session also measures and
+plans."""
 _TURN_SECONDS = 0.1
-"""Of a size in a turn: shorter steps are taken several at a time."""
+"""Least time of a size in a turn; shorter steps run several times."""
 _BEGINNING = 0.3
-"""Seconds that a turn takes for its model, about."""
+"""About the seconds in which a turn builds its model."""
 
 
 # ------------------------------------------------------------------ what was measured
@@ -71,19 +72,19 @@ _BEGINNING = 0.3
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
-    """What a step of one size needs."""
+    """The needs of a step of one size."""
 
     batch: int
     peak_bytes: float
-    """On a CPU the process's resident set, else what tensors requested. Of a method
-    that plans the least budget that a plan keeps."""
+    """On a CPU the process's resident memory, otherwise requested memory. For a method
+    that plans, the least budget that a plan keeps."""
     reserved_bytes: float
-    """What the allocator took for it; on a CPU, and of such a method, the same."""
+    """Reserved memory; equal to the peak on a CPU, and for a method that plans."""
     seconds: float
-    """As memory was measured: rough."""
+    """Rough seconds, from the measurement of memory."""
     rounds: tuple[float, ...] | None = ()
-    """Seconds in each round of turns; empty where it was not timed, None where a
-    session made no plan for it."""
+    """Seconds in each round; empty if it was not timed, None if a session made no plan
+    for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -92,9 +93,9 @@ class Measured:
 
     method: str
     why_not: str = ""
-    """Why it could not be measured; empty where it was."""
+    """Why it could not be measured; empty if it was."""
     is_exact: bool = True
-    """Whether gradients are plain training's, but for how floating point rounds."""
+    """Whether gradients are equal to plain training's, except for rounding."""
     steps: tuple[Step, ...] = ()
     """The smaller batches first."""
     stopped: str = ""
@@ -102,17 +103,17 @@ class Measured:
 
     @property
     def timed(self) -> list[Step]:
-        """Those steps that were timed."""
+        """The steps that were timed."""
         return [each for each in self.steps if each.rounds]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measurements:
-    """All methods, and under which conditions."""
+    """All methods, and the conditions."""
 
     model: str
     batch: int
-    """Of the sample."""
+    """The sample's batch."""
     budget_bytes: int
     device: str
     dtype: str
@@ -124,10 +125,10 @@ class Measurements:
     is_interrupted: bool
     methods: tuple[Measured, ...]
     notes: tuple[str, ...] = ()
-    """What was left out for lack of time, and the like."""
+    """Notes for the user, for example that the model returned no loss."""
 
     def write(self, path: Path) -> None:
-        """Write it as JSON, for `read`."""
+        """Write a JSON file for `read`."""
         path.write_text(json.dumps(asdict(self), indent=1) + "\n", encoding="utf-8")
 
 
@@ -136,7 +137,7 @@ def read(path: Path) -> Measurements:
 
     Raises:
         OSError: It cannot be read.
-        ValueError: It is something else.
+        ValueError: It has other content.
     """
     try:
         reply = _tuples(json.loads(path.read_text(encoding="utf-8")))
@@ -150,7 +151,7 @@ def read(path: Path) -> Measurements:
 
 
 def _tuples(reply: Any) -> Any:
-    """Return the same with a tuple for each list."""
+    """Replace lists by tuples, recursively."""
     if isinstance(reply, dict):
         return {key: _tuples(value) for key, value in reply.items()}
     return tuple(map(_tuples, reply)) if isinstance(reply, list) else reply
@@ -160,7 +161,7 @@ def _tuples(reply: Any) -> Any:
 
 
 def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Do what each message asks for: ``[name of a function below, its arguments]``.
+    """Answer messages: ``[name of a function below, its arguments]``.
 
     Args:
         task: The fields of `Settings`.
@@ -179,7 +180,7 @@ def begin(task: Mapping[str, Any], method: str) -> tuple[Training, bool]:
     """Return a method's training, and whether it is exact for this model.
 
     Raises:
-        UsageError: The method cannot be had.
+        UsageError: The method is not possible for this model.
     """
     model, sample = make(task["source"])
     parameters = list(model.parameters())
@@ -204,7 +205,7 @@ def _survey(
     Args:
         task: As for `work`.
         method: Its name.
-        budget: No step is tried that would need more, but where too few fit.
+        budget: The most that a step may need, unless too few steps fit.
         most_seconds: A step that takes longer is the last one.
     """
     plans = METHODS[method].plans
@@ -216,7 +217,7 @@ def _survey(
         if is_cpu(task["device"]):
             there = available_bytes()
         training.attach(budget_bytes if plans else None, meter)
-    except Exception as error:  # the user's model, whatever it is
+    except Exception as error:  # whatever the user's model raises
         return {"why_not": _reason_of(error)}
     used = held if is_cpu(task["device"]) else 0
     machine_bytes = used + int(_LEAVING * there) if there else budget_bytes
@@ -254,15 +255,15 @@ class Ladder:
     most_seconds: float
     """A step that takes longer is the last one."""
     found: list[Step] = field(default_factory=list)
-    """What ran."""
+    """The steps that ran."""
     stopped: str = ""
-    """Why no larger one was tried."""
+    """Why no larger batch was tried."""
 
     def climb(self, most_bytes: int, machine_bytes: int) -> None:
         """Run doubled batches, then the largest that fits.
 
-        Where only few fit, and the method does the same in any memory, larger ones run
-        on what the machine has beside the budget.
+        If only few fit, and the method does not depend on the budget, larger batches
+        run on all memory of the machine.
 
         Raises:
             _StoppedError: A step failed, took too long, or would need too much.
@@ -278,7 +279,7 @@ class Ladder:
             try:
                 self.weigh(batch)
             except _StoppedError:
-                # Batch normalisation of one sample, for one, cannot be trained.
+                # For example, batch normalisation of one sample fails.
                 if found or batch >= own:
                     raise
         if len(found) > 1:
@@ -289,7 +290,7 @@ class Ladder:
                 self.weigh(int(most))
 
     def weigh(self, batch: int) -> None:
-        """Run steps of a size; add what the last one reached and took."""
+        """Run steps of a size; record peak and time of the last one."""
         training = self.training
         device, plans = training.device, self.method.plans
         try:
@@ -302,7 +303,7 @@ class Ladder:
             peak = reserved = measured.peak_bytes
             if plans:
                 peak = reserved = training.least_budget()
-            elif device.type != "cpu":  # free blocks of other sizes are not its blocks
+            elif device.type != "cpu":  # cached blocks of other sizes do not count
                 torch.accelerator.empty_cache()
                 training.step(batch)
                 reserved = int(torch.accelerator.memory_reserved(device))
@@ -327,7 +328,7 @@ def _reason_of(error: Exception) -> str:
 
 
 def _line(found: Sequence[Step], at: float, *, inverse: bool = False) -> float:
-    """Follow the line through the two largest: bytes at a size, or the reverse."""
+    """Extrapolate from the two largest steps: bytes for a batch, or the inverse."""
     low, high = sorted(found, key=lambda each: each.batch)[-2:]
     beyond = high.reserved_bytes / high.peak_bytes
     slope = beyond * (high.peak_bytes - low.peak_bytes) / (high.batch - low.batch)
@@ -344,14 +345,14 @@ def _turn(
     budget_bytes: int,
     learned: Mapping[str, Any] | None,
 ) -> dict[str, Any]:
-    """Return the seconds of a step at each batch size, and these over the pace there.
+    """Return for each batch size the seconds of a step, and their ratio to the pace.
 
     Args:
         task: As for `work`.
         method: Its name.
-        batches: Their sizes. Of short steps the medians of several count.
-        budget_bytes: For methods that plan.
-        learned: By a session of theirs.
+        batches: The batch sizes. For short steps the medians of several count.
+        budget_bytes: The budget of methods that plan.
+        learned: The state of an earlier session of the method.
     """
     training, _ = begin(task, method)
     pace, found = pace_of(task["device"]), list[list[float]]()
@@ -378,19 +379,19 @@ def _turn(
 
 
 def pace_of(device: str) -> Callable[[], float]:
-    """Return what tells the seconds of the same little work, now.
+    """Return a function that measures the seconds of a fixed small piece of work.
 
     A shared CPU changes its speed within seconds, by more than most methods differ.
-    Work right before and after a step has met the same speed: products, passes over a
-    larger tensor and many small calls, together a few milliseconds. An accelerator of
-    its own keeps its speed; there it is 1 always.
+    Work right before and after a step has the same speed: products, passes over a
+    larger tensor and many small calls, together a few milliseconds. An accelerator that
+    is not shared keeps its speed, so there the result is always 1.
     """
     if kind_of(device) not in ("cpu", SIM):
         return lambda: 1.0
     matrix, long, row = torch.ones(96, 96), torch.ones(200_000), torch.ones(96)
     product, raised, added = map(torch.empty_like, (matrix, long, row))
 
-    # Nothing is allocated: what that costs depends on how a method left the heap.
+    # It allocates nothing, because that time depends on the heap after a method.
     def pace() -> float:
         began = time.perf_counter()
         for _ in range(20):
@@ -409,9 +410,9 @@ def pace_of(device: str) -> Callable[[], float]:
 
 
 def measure(settings: Settings, tell: Tell = lambda _, __: None) -> Measurements:
-    """Measure every method that can be had.
+    """Measure every possible method.
 
-    Ctrl-C ends it early; what was measured until then is returned.
+    Ctrl-C ends it early; then it returns the measurements so far.
 
     Raises:
         UsageError: Plain training itself cannot be measured.
@@ -428,14 +429,14 @@ def measure(settings: Settings, tell: Tell = lambda _, __: None) -> Measurements
 
 
 class Run:
-    """One measurement from its beginning, until it is closed.
+    """One measurement, until it is closed.
 
     Attributes:
-        is_interrupted: Until all is done.
-        budget_bytes: From the first steps on.
-        measured: By method, memory alone.
+        is_interrupted: True until everything is done.
+        budget_bytes: The budget; 0 before the first steps.
+        measured: The memory of each method.
         readings: By method and batch size, one for each round: a step's seconds, and
-            these over the machine's pace around it.
+            their ratio to the machine's pace around it.
     """
 
     def __init__(self, settings: Settings, tell: Tell = lambda _, __: None) -> None:
@@ -489,7 +490,7 @@ class Run:
             )
 
     def _resolve(self, reply: Mapping[str, Any]) -> None:
-        """Learn from plain training what the sample is, and the budget in bytes."""
+        """Take the sample's batch and the budget in bytes from plain training."""
         if not reply.get("steps"):
             why = reply.get("why_not") or reply["stopped"]
             msg = f"plain training cannot be measured: {why}"
@@ -503,7 +504,7 @@ class Run:
             )
 
     def time(self) -> None:
-        """Measure the seconds of each method, in rounds, until the time is used."""
+        """Measure the seconds of each method, in rounds, until the time is over."""
         able = [each for each in self.measured.values() if not each.why_not]
         left = max(0.0, self._until - time.monotonic())
         allowed = left / ENOUGH_ROUNDS / max(1, len(able))
@@ -512,12 +513,12 @@ class Run:
     def rounds(
         self, batches: Mapping[str, Sequence[int]], n_rounds: int | None = None
     ) -> None:
-        """Let methods take turns, in an order that is drawn for each round.
+        """Let methods take turns, in a random order in each round.
 
         Args:
             batches: Sizes to time, by method.
-            n_rounds: How many; None for as many as the time allows, and `MOST_ROUNDS`
-                at the most.
+            n_rounds: The number of rounds; None for as many as the time allows, at most
+                `MOST_ROUNDS`.
         """
         left = {name: list(of) for name, of in batches.items()}
         until = math.inf if n_rounds else self._until
@@ -540,7 +541,7 @@ class Run:
             longest = time.monotonic() - began
 
     def _turn(self, name: str, batches: Sequence[int]) -> list[int]:
-        """Let a method take a turn; return the sizes that it can be timed at."""
+        """Let a method take a turn; return the sizes at which it can be timed."""
         asked = {
             "method": name,
             "batches": batches,
@@ -565,10 +566,11 @@ class Run:
 
     @property
     def pace(self) -> float | None:
-        """The machine's usual one; None where the clock times steps.
+        """The machine's median pace; None if the clock alone is better.
 
-        That is where the clock scatters less at most sizes: where others have the
-        same core by turns, they hit a step or the little work, not both.
+        That is if the clock's seconds scatter less at most sizes. For example, if other
+        processes take turns on the same core, they hit a step or the small work, but
+        not both.
         """
         sizes = [of for each in self.readings.values() for of in each.values() if of]
         found = [np.transpose(each) for each in sizes]
@@ -583,7 +585,7 @@ class Run:
 
         Args:
             method: Its name.
-            pace: At this pace of the machine; None for the clock's.
+            pace: The machine's pace to convert to; None for the clock's seconds.
         """
         return {
             batch: [clock if pace is None else pace * ratio for clock, ratio in at]
@@ -591,7 +593,7 @@ class Run:
         }
 
     def found(self) -> Measurements:
-        """Return what there is."""
+        """Return the measurements so far."""
         settings = self._settings
         methods, pace = [], self.pace
         for name, each in self.measured.items():
@@ -618,10 +620,10 @@ class Run:
         )
 
     def _ask(self, key: str, message: Any) -> dict[str, Any]:
-        """Ask the process for this; one that has died is started anew.
+        """Send a message to a process, which is started if it does not run.
 
         Raises:
-            RunFailedError: It could not, or has died.
+            RunFailedError: The process has failed or died.
         """
         settings = self._settings
         if not is_cpu(settings.device):  # each holds memory on the device
@@ -639,20 +641,20 @@ class Run:
             raise
 
     def close(self) -> None:
-        """End the processes. Harmless twice."""
+        """End the processes. A second call does nothing."""
         for child in self._children.values():
             child.close()
 
 
 def _chosen(measured: Measured, allowed: float, batch: int) -> list[int]:
-    """Return the batches of a method to time: four at the least, if there are as many.
+    """Return the batches of a method to time: at least four, if there are as many.
 
-    They are even by index, with both ends, and with the sample's.
+    They are evenly spaced, with both ends and the sample's batch.
 
     Args:
-        measured: Its memory.
-        allowed: Seconds that a turn should take.
-        batch: The sample's.
+        measured: The method with its memory.
+        allowed: The seconds that a turn should take.
+        batch: The sample's batch.
     """
     untimed = _PLANNING if METHODS[measured.method].plans else _SETTLING
     steps, found = measured.steps, list[Step]()
@@ -666,6 +668,6 @@ def _chosen(measured: Measured, allowed: float, batch: int) -> list[int]:
 
 
 def scatter(readings: Sequence[float]) -> float:
-    """Return the interquartile range as a share of the median."""
+    """Return the interquartile range divided by the median."""
     low, high = np.quantile(readings, (0.25, 0.75))
     return float((high - low) / np.median(readings))
