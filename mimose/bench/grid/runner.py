@@ -476,6 +476,8 @@ def measure(
         share = "" if cell.share is None else f" at {cell.share:g}"
         limit = ", a hard limit" if cell.is_limited else ""
         text = f"{workload}: {cell.strategy}{share}{limit}"
+        if not bar.console.is_terminal and text != bar.tasks[0].description:
+            bar.console.print(text)  # in a log there is no bar
         bar.update(line, advance=1, description=text)
 
     status = 0
