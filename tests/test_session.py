@@ -3,6 +3,8 @@
 import copy
 import gc
 import inspect
+import itertools
+import sys
 import weakref
 
 import pytest
@@ -45,6 +47,48 @@ class _Failing(nn.Module):
     def _fail(self, _):
         msg = "told to fail in backward"
         raise ArithmeticError(msg)
+
+
+def _is_broken_off(session, n_lines):
+    """Detach, with Ctrl-C after so many lines of the engine, if it has as many."""
+    n_left = n_lines
+
+    def trace(frame, event, _):
+        nonlocal n_left
+        code = frame.f_code
+        is_ours = code.co_filename.endswith("runtime/engine.py")
+        if not is_ours or code.co_name not in ("detach", "end", "_run_all"):
+            return None
+        n_left -= event == "line"
+        if n_left < 0:
+            raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        session.detach()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False
+
+
+def test_a_detach_that_is_broken_off(toys):
+    """A second one finishes it: nothing is left, and the model is let go."""
+    for n_lines in itertools.count(0, 3):
+        model = toys.chain(2)
+        session = mimose.attach(model, "1TiB", refine=False)
+        if not _is_broken_off(session, n_lines):
+            break
+        session.detach()
+        assert [] == toys.leftovers(model)
+        gone = weakref.ref(model)
+        del model
+        gc.collect()
+        assert gone() is None
+    assert n_lines > 20
 
 
 @pytest.mark.parametrize("name", ZOO)

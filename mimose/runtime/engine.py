@@ -360,18 +360,17 @@ class Engine:
 
         What was learned stays.
         """
-        if self._ended is not None:
-            return
         ended = self.snapshot
         try:
-            self.driver.finish()
-            self.worker.catch_up()
+            if self._ended is None:
+                self.driver.finish()
+                self.worker.catch_up()
         finally:
             self.worker.close()
             self.records.close_file()
             self._ended = ended
-            for name in _OF_THE_MODEL:
-                delattr(self, name)
+            for name in _OF_THE_MODEL:  # fewer where Ctrl-C broke this off before
+                vars(self).pop(name, None)
 
     # ------------------------------------------------------------------ reporting
 
