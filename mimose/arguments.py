@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import operator
 from collections.abc import Callable, Iterable, Mapping
 from os import PathLike
 from pathlib import Path
@@ -51,10 +52,7 @@ def layers_of(
 
 
 def check_choices(
-    on_infeasible: str,
-    cache_size: int,
-    record_to: object,
-    **switches: object,
+    on_infeasible: str, cache_size: int, record_to: str | PathLike[str] | None
 ) -> None:
     """Make sure that arguments with plain values have allowed ones.
 
@@ -64,20 +62,36 @@ def check_choices(
     if on_infeasible not in ("raise", "warn"):
         msg = f"on_infeasible must be 'raise' or 'warn', got {on_infeasible!r}"
         raise ValueError(msg)
-    is_count = isinstance(cache_size, int) and not isinstance(cache_size, bool)
-    if not is_count or cache_size < 1:
-        msg = f"cache_size must be an integer of at least 1, got {cache_size!r}"
-        raise ValueError(msg)
-    for name, value in switches.items():
-        if not isinstance(value, bool):
-            msg = f"{name} must be True or False, got {value!r}"
-            raise ValueError(msg)
-    if record_to is None:
-        return
-    is_file = isinstance(record_to, (str, PathLike)) and bool(str(record_to))
-    if not is_file or Path(str(record_to)).is_dir():
+    check_integer("cache_size", cache_size)
+    is_path = isinstance(record_to, (str, PathLike))
+    if record_to is not None and (not is_path or Path(record_to).is_dir()):
         msg = f"record_to must name a file, such as 'run.jsonl', got {record_to!r}"
         raise ValueError(msg)
+
+
+def check_switches(**switches: object) -> None:
+    """Make sure that switches are on or off: 0, 1 and NumPy's are, but no text.
+
+    Raises:
+        ValueError: One is neither.
+    """
+    for name, value in switches.items():
+        if value not in (False, True):  # the text "false" would switch it on
+            msg = f"{name} must be True or False, got {value!r}"
+            raise ValueError(msg)
+
+
+def check_integer(name: str, value: Any, least: int = 1) -> int:
+    """Return an integer, also one of NumPy or torch, as Python's.
+
+    Raises:
+        ValueError: It is none, or too small.
+    """
+    is_one = hasattr(value, "__index__") and not isinstance(value, bool)
+    if not is_one or value < least:
+        msg = f"{name} must be an integer of at least {least}, got {value!r}"
+        raise ValueError(msg)
+    return operator.index(value)
 
 
 def check_agree(agree: object) -> None:
@@ -121,10 +135,7 @@ def check_closure(closure: object) -> None:
         TypeError: It is not.
     """
     if not callable(closure):
-        msg = (
-            f"step needs a function that runs forward and backward, got {closure!r}: "
-            f"pass the function itself, without calling it"
-        )
+        msg = f"step needs the function itself, not its result, got {closure!r}"
         raise TypeError(msg)
 
 
@@ -146,22 +157,17 @@ def check_shapes(shapes: object) -> list[Mapping[str, int]]:
         TypeError: They are not iterable, or one is not a mapping.
         ValueError: A size is not an integer of at least 1.
     """
-    if isinstance(shapes, Mapping):
-        msg = f"expect needs several shapes, such as [{dict(shapes)!r}], got one"
-        raise TypeError(msg)
-    if not isinstance(shapes, Iterable):
+    if isinstance(shapes, Mapping) or not isinstance(shapes, Iterable):
         msg = (
             f"expect needs a list of shapes, such as [{{'input_ids.1': 512}}], got "
             f"{shapes!r}"
         )
         raise TypeError(msg)
-    listed: list[Any] = list(shapes)
-    for shape in listed:
+    listed: list[Mapping[str, int]] = []
+    for shape in shapes:
         check_shape("expect: a shape", shape)
-        for name, size in shape.items():
-            if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-                msg = f"expect: {name} must be an integer of at least 1, got {size!r}"
-                raise ValueError(msg)
+        sizes = shape.items()
+        listed.append({name: check_integer(f"expect: {name}", n) for name, n in sizes})
     return listed
 
 

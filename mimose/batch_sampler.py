@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from torch import distributed
 from torch.utils.data import Sampler
 
+from mimose.arguments import check_integer, check_switches
 from mimose.exceptions import MimoseError, StateMismatchError
 
 if TYPE_CHECKING:
@@ -102,9 +103,9 @@ class BatchSampler(Sampler[list[int]]):
     The sampler draws batches in rounds. In each round the ranks exchange their
     forecasts and use the smallest number of rows. All ranks get the same number of
     batches: some batches are halved for that, or, if all have one row, the shortest are
-    drawn twice. Batches that a loader's workers drew ahead keep their rows. If you
-    lower the budget meanwhile, `Session.micro_batches` splits a batch that does not fit
-    any more.
+    drawn twice. If you lower the budget, one rank begins a round at once. But batches
+    that a loader's workers drew ahead keep their rows, and several ranks end the round:
+    `Session.micro_batches` splits a batch that does not fit any more.
 
     Attributes:
         session: The session that makes the forecasts. You can set it later; it is used
@@ -134,9 +135,8 @@ class BatchSampler(Sampler[list[int]]):
 
     Raises:
         ValueError: A length is not an integer of at least 1; the columns of `lengths`
-            differ in size; there are fewer samples than ranks; a limit is not an
-            integer of at least 1; `session` is not a session; or `rank` is not below
-            `world_size`.
+            differ in size; there are fewer samples than ranks; another argument is not
+            an integer, a switch or a session; or `rank` is not below `world_size`.
     """
 
     def __init__(
@@ -167,10 +167,11 @@ class BatchSampler(Sampler[list[int]]):
             msg = f"lengths: each name must have one length a sample, got {sizes}"
             raise ValueError(msg)
         self._lengths: _Ints = np.stack(columns, axis=1)
-        for name, limit in (("max_rows", max_rows), ("max_tokens", max_tokens)):
-            if limit is not None and not (isinstance(limit, int) and limit >= 1):
-                msg = f"{name} must be an integer of at least 1, got {limit!r}"
-                raise ValueError(msg)
+        self._max_rows, self._max_tokens = (
+            limit if limit is None else check_integer(name, limit)
+            for name, limit in (("max_rows", max_rows), ("max_tokens", max_tokens))
+        )
+        check_switches(shuffle=shuffle, drop_last=drop_last)
         if session is not None and not hasattr(session, "forecast"):
             msg = f"session must be what mimose.attach returned, got {session!r}"
             raise ValueError(msg)
@@ -179,7 +180,8 @@ class BatchSampler(Sampler[list[int]]):
             world_size = distributed.get_world_size() if is_distributed else 1
         if rank is None:
             rank = distributed.get_rank() if is_distributed else 0
-        if not 0 <= rank < world_size:
+        world_size = check_integer("world_size", world_size)
+        if check_integer("rank", rank, 0) >= world_size:
             msg = f"rank must be at least 0 and below {world_size} ranks, got {rank}"
             raise ValueError(msg)
         if len(self._lengths) < world_size:
@@ -189,8 +191,8 @@ class BatchSampler(Sampler[list[int]]):
             )
             raise ValueError(msg)
         self.session = session
-        self._shuffle, self._seed, self._drop_last = shuffle, seed, drop_last
-        self._max_rows, self._max_tokens = max_rows, max_tokens
+        self._seed = check_integer("seed", seed, 0)
+        self._shuffle, self._drop_last = bool(shuffle), bool(drop_last)
         self._rank, self._world_size = rank, world_size
         self._anchors = [_anchors(column, len(columns) > 1) for column in columns]
         self._at_anchors = np.array(list(itertools.product(*self._anchors)))
@@ -234,11 +236,14 @@ class BatchSampler(Sampler[list[int]]):
         elif self.n_drawn and not self._is_resumed:
             self._reset()
         self._is_resumed = False
-        left = 0
+        left, budget = 0, 0
         while self._steps or not self._history:
-            if not left and not self._is_frozen:
+            alone = self.session if self._world_size == 1 else None
+            now = 0 if alone is None else alone.budget
+            if (not left or now < budget) and not self._is_frozen:
                 self._renew()
                 left = min(max(_ROUND, self._n_asked // _OF_DRAWN), _LONG_ROUND)
+            budget = now
             left -= 1
             self._n_asked += 1
             if self._steps:  # with drop_last there may be no full batch left
@@ -358,7 +363,8 @@ class BatchSampler(Sampler[list[int]]):
                 ranks, or other arguments that decide the order. The sampler is
                 unchanged.
         """
-        own, its = self._description(), state.get("of")
+        own = self._description()
+        its = state.get("of") if isinstance(state, Mapping) else None
         if its != own:
             msg = (
                 f"the state belongs to another sampler, with {its}; this one has "

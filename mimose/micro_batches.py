@@ -128,7 +128,7 @@ def read_rows(batch: Any, lengths: Lengths, model: nn.Module) -> Rows:
     if lengths is not None and not isinstance(lengths, Mapping):
         by_name = {"": lengths}
     for name, own in by_name.items():
-        if not hasattr(own, "__len__"):
+        if not hasattr(own, "__len__") or not getattr(own, "ndim", 1):
             msg = f"lengths{name and f' of {name}'}: give an integer a row, got {own!r}"
             raise ValueError(msg)
     n = _n_rows(batch, by_name)

@@ -19,6 +19,7 @@ from mimose.arguments import (
     check_choices,
     check_closure,
     check_shapes,
+    check_switches,
     check_watched,
     layers_of,
     raise_if_no_model,
@@ -169,7 +170,8 @@ def attach(
     """
     layers = layers_of(attach, layers, others)
     check_agree(agree)
-    check_choices(on_infeasible, cache_size, record_to, wall=wall, refine=refine)
+    check_choices(on_infeasible, cache_size, record_to)
+    check_switches(wall=wall, refine=refine)
     check_estimator(predictor)
     host = _host(model, actions, host_budget)
     options = Options(

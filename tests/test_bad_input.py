@@ -32,11 +32,12 @@ def test_an_impossible_budget(toys, meter):
     assert [] == toys.leftovers(model)
 
 
-def test_a_budget_below_what_is_held_already(toys):
+def test_a_budget_below_what_is_held_already(toys, tmp_path):
     """It is refused at attach, with what holds it, and nothing is left behind."""
     model = toys.chain(3)
     with pytest.raises(mimose.InfeasibleBudgetError) as caught:
-        mimose.attach(model, "20MiB")
+        mimose.attach(model, "20MiB", record_to=tmp_path / "run.jsonl")
+    assert [] == list(tmp_path.iterdir())
     assert 20 * 2**20 == caught.value.budget_bytes
     assert caught.value.least_peak_bytes > 100 * 2**20
     assert [] == toys.leftovers(model)
@@ -78,7 +79,7 @@ def test_a_budget_that_does_not_parse(toys, budget):
         ("predictor", "oracle"),
         ("cache_size", 0),
         ("wall", "no"),
-        ("refine", 1),
+        ("refine", 2),
         ("record_to", "."),
     ],
 )

@@ -3,6 +3,7 @@
 import itertools
 import json
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch")
@@ -137,6 +138,7 @@ def test_what_cannot_be_drawn_from_is_an_error():
     for options in (
         {"max_rows": 0},
         {"max_rows": "8"},
+        {"shuffle": "false"},
         {"rank": 2, "world_size": 2},
         {"world_size": 9},
     ):
@@ -223,3 +225,33 @@ def test_rows_grow_until_the_budget_is_used(sim):
         full = list(mimose.BatchSampler(lengths, session, seed=1))
         assert len(full) < 0.8 * len(rows)
         assert len(full[0]) > 8
+        _lower_within_an_epoch(session, lengths)
+
+
+def _lower_within_an_epoch(session, lengths):
+    """Draw, and lower the budget so far that the next batch does not fit."""
+
+    def fits(batch):
+        longest = max(lengths[at] for at in batch)
+        shape = {"input_ids.0": len(batch), "input_ids.1": longest}
+        return session.forecast(shape).fits
+
+    sampler = mimose.BatchSampler(lengths, session, shuffle=False)
+    following = list(sampler)[1]
+    drawing = iter(sampler)
+    next(drawing)
+    while fits(following) is not False:
+        session.budget -= 2**21
+    assert [] == [len(batch) for batch in drawing if fits(batch) is False]
+
+
+def test_settings_that_are_numpys():
+    """As a table of settings has them; a state is plain JSON all the same."""
+    numbers = {"max_rows": np.int64(4), "max_tokens": np.int32(60), "seed": np.int8(3)}
+    switches = {"shuffle": np.False_, "drop_last": 0}
+    sampler = mimose.BatchSampler([9] * 9, **numbers, **switches)
+    plain = mimose.BatchSampler(
+        [9] * 9, max_rows=4, max_tokens=60, seed=3, shuffle=False
+    )
+    assert list(plain) == list(sampler)
+    plain.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
