@@ -250,8 +250,6 @@ def test_settings_that_are_numpys():
     numbers = {"max_rows": np.int64(4), "max_tokens": np.int32(60), "seed": np.int8(3)}
     switches = {"shuffle": np.False_, "drop_last": 0}
     sampler = mimose.BatchSampler([9] * 9, **numbers, **switches)
-    plain = mimose.BatchSampler(
-        [9] * 9, max_rows=4, max_tokens=60, seed=3, shuffle=False
-    )
+    plain = mimose.BatchSampler([9] * 9, max_rows=4, max_tokens=60, seed=3, shuffle=0)
     assert list(plain) == list(sampler)
     plain.load_state_dict(json.loads(json.dumps(sampler.state_dict())))
