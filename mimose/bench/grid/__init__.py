@@ -1,7 +1,6 @@
 """`mimose bench`: every strategy on the same batches, at several budgets.
 
-`workloads` and `traces` say what is trained, `strategies` how. `worker` takes the steps
-of one strategy, `runner` starts a process for each and lets them take turns. `summary`
-says what the rows come to, `picture` draws it; `command` and `demo` are what a user
-runs.
+`workloads` and `traces` define what is trained, `strategies` how. `worker` runs the
+steps of one strategy; `runner` starts a process for each and lets them take turns.
+`summary` sums up the rows, and `picture` draws them. Users run `command` and `demo`.
 """

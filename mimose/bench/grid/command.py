@@ -1,4 +1,4 @@
-"""``mimose bench``: run the grid, keep its rows, and show what they say."""
+"""``mimose bench``: run the grid, write its rows, and show the results."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _INTERRUPTED = 130
 
 
 def put_aside(out: Path) -> None:
-    """Rename the file of rows that a run before has left, if there is one.
+    """Rename the file of rows of an earlier run, if there is one.
 
     Args:
         out: The folder for the files; it is made.
@@ -42,7 +42,7 @@ def bench(settings: GridSettings, out: Path) -> int:
         out: The folder for the files.
 
     Returns:
-        The exit status: 0; 1 where a workload could not be run; 130 after Ctrl-C.
+        The exit status: 0; 1 if a workload could not run; 130 after Ctrl-C.
     """
     rows: list[GridRow] = []
     path = out / "rows.csv"
@@ -64,7 +64,7 @@ def bench(settings: GridSettings, out: Path) -> int:
 
 
 def show_again(path: Path, out: Path) -> int:
-    """Show the rows of a run that is over.
+    """Show the rows of an earlier run.
 
     Args:
         path: The rows.
@@ -75,7 +75,7 @@ def show_again(path: Path, out: Path) -> int:
 
     Raises:
         ValueError: The rows cannot be read, or there are none.
-        OSError: A file cannot be read, or the folder not be written.
+        OSError: A file cannot be read or written.
     """
     rows = read(path, GridRow)
     if not rows:

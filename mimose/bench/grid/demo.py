@@ -1,6 +1,6 @@
-"""``mimose demo``: real text four ways, then under a hard memory limit.
+"""``mimose demo``: trains on real text in four ways, then under a hard memory limit.
 
-A grid of one workload at one budget; its rows become a table, a picture and a few
+It is a grid of one workload at one budget. It shows a table, a picture and a few
 sentences.
 """
 
@@ -24,7 +24,7 @@ from mimose.bench.rows import write
 from mimose.usage import UsageError
 
 _LAST = 10
-"""Steps over which the final loss is averaged."""
+"""The final loss is the mean of this many steps."""
 _MIB = 2**20
 _GIGA = 1e9
 
@@ -36,25 +36,25 @@ SETTINGS = GridSettings(
     steps=100,
     warm_up=0,
 )
-"""What is shown: keep everything; recompute everything; one plan, made for the longest
-batch; a plan for every length."""
+"""The four ways: keep everything; recompute everything; one plan, for the longest
+batch; a plan for each length."""
 
 
 def demo(settings: GridSettings, out: Path) -> int:
-    """Run the demonstration, show its results and write them down.
+    """Run the demonstration, show its results and write them.
 
     Args:
-        settings: `SETTINGS`, or like them.
+        settings: `SETTINGS`, or a variant.
         out: The folder for ``rows.csv``, ``demo.png`` and ``summary.json``.
 
     Returns:
-        The exit status: 0; 1 where something failed that should not have; 130, as a
-        shell expects, after Ctrl-C.
+        The exit status: 0; 1 if something failed that should not; 130, as a shell
+        expects, after Ctrl-C.
 
     Raises:
         UsageError: The folder cannot be made.
     """
-    try:  # before minutes of measuring, not behind them
+    try:  # before minutes of measuring
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         msg = f"--out {out}: it cannot be a folder: {error.strerror}"
@@ -70,7 +70,7 @@ def demo(settings: GridSettings, out: Path) -> int:
 def _show(
     settings: GridSettings, rows: Sequence[GridRow], out: Path, *, is_complete: bool
 ) -> None:
-    """Write the files and print what they say."""
+    """Write the files and print the results."""
     console = Console(soft_wrap=True, highlight=False)
     files = {"rows": out / "rows.csv", "summary": out / "summary.json"}
     write(files["rows"], GridRow, rows)
@@ -96,7 +96,7 @@ def _show(
 
 
 def _summary(cell: CellSummary, rows: Sequence[GridRow]) -> dict[str, Any]:
-    """Return what a strategy's steps come to, in plain values."""
+    """Return the summary of a strategy's steps, as JSON values."""
     own = [r for r in rows if r.strategy == cell.strategy and not r.is_limited]
     return {
         **asdict(cell),
@@ -107,7 +107,7 @@ def _summary(cell: CellSummary, rows: Sequence[GridRow]) -> dict[str, Any]:
 
 
 def _failures(rows: Sequence[GridRow]) -> dict[str, str]:
-    """Return who failed, ``"run/strategy"``, and why."""
+    """Return why strategies failed, by ``"run/strategy"``."""
     return {
         f"{'limit' if row.is_limited else 'compare'}/{row.strategy}": row.problem
         for row in rows
@@ -137,7 +137,7 @@ def _table(shown: Sequence[Mapping[str, Any]]) -> Table:
 
 
 def _sentences(settings: GridSettings, rows: Sequence[GridRow]) -> Iterator[str]:
-    """Say what the budget was, who failed, and what the hard limit showed."""
+    """Yield sentences on the budget, failures, and the hard limit."""
     headroom = next((row.headroom_bytes for row in rows if row.headroom_bytes), None)
     if headroom is not None:
         yield f"Budget: {headroom / _MIB:.0f} MiB for a step's growth."

@@ -1,4 +1,4 @@
-"""The pictures of `mimose bench` and `mimose demo`, made from their rows alone."""
+"""Draws the pictures of `mimose bench` and `mimose demo` from their rows."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _COLOURS = {
 }
 _OTHER_COLOUR = "#999999"
 _OFF_THE_SCALE = 1.8
-"""Times plain training; who takes longer on the average is not drawn."""
+"""Strategies that take longer than this, relative to plain training, are not drawn."""
 _COLUMNS = 2
 _MIB = 2**20
 _GIGA = 1e9
@@ -52,16 +52,16 @@ _PUBLISHED = {
     "; 4 1.055 5 1.045 6 1.01 7 1.02 8 1.02"
     "; 4 1.31 5 1.30 5.9 1.28 6.9 1.22 7.9 1.19",
 }
-"""What the Mimose paper (IPDPS 2023, a V100 in fp32) reports, by workload.
+"""Results of the Mimose paper (IPDPS 2023, a V100 in fp32), by workload.
 
-GB with every layer recomputed and with none; then GB and time ÷ plain training of
-Mimose, and of Sublinear, the paper's planner frozen at the longest input. Read off its
-Fig. 10 (±0.02).
+First GB with every layer recomputed and with none. Then pairs of GB and time ÷ plain
+training, of Mimose, and of Sublinear, the paper's planner with one plan for the longest
+input. Read from its Fig. 10 (±0.02).
 """
 
 
 def draw_grid(summaries: Sequence[CellSummary], path: Path) -> None:
-    """Draw time against budget for each workload, and what the paper reports.
+    """Draw time against budget for each workload, with the paper's results.
 
     Raises:
         ModuleNotFoundError: matplotlib is missing (``pip install 'mimose[bench]'``).
@@ -148,7 +148,7 @@ def _draw_published(axes: Axes, workload: str) -> None:
 
 
 def draw_demo(rows: Sequence[GridRow], path: Path) -> None:
-    """Draw peaks against lengths, and the price of each strategy beside them.
+    """Draw peaks against lengths, and the costs of each strategy.
 
     Raises:
         ModuleNotFoundError: matplotlib is missing (``pip install 'mimose[bench]'``).
@@ -174,7 +174,7 @@ def draw_demo(rows: Sequence[GridRow], path: Path) -> None:
 
 
 def headline(summaries: Sequence[CellSummary]) -> str:
-    """Say what mimose did, in a sentence without its full stop."""
+    """Return mimose's result, as a sentence without its full stop."""
     by_name = {summary.strategy: summary for summary in summaries}
     if "mimose" not in by_name:
         return "Peak memory of a training step, by the length of its batch"

@@ -1,10 +1,10 @@
-"""Running the grid: all strategies of a workload take turns on the same batches.
+"""Runs the grid: all strategies of a workload take turns on the same batches.
 
-Each strategy, at each budget that it keeps, trains in a separate process, with the same
-weights, batches, threads and allocator settings. They take turns by a few steps each,
-in an order that rotates, so that whatever else the machine does meets all of them.
-Then FLOPs are counted where a strategy does not tell them, and those that are to meet a
-hard limit train once more, each alone.
+Each strategy trains at each budget in a separate process, with the same weights,
+batches, threads and allocator settings. They take turns of a few steps, in a rotating
+order, so that other load of the machine affects all of them. Then FLOPs are counted for
+strategies that do not report them. At last, chosen strategies train once more under a
+hard limit, each alone.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from mimose.exceptions import first_line
 INTERRUPTED = "interrupted"
 """The `problem` of a strategy that was stopped from outside."""
 TURN = 4
-"""Steps that a strategy takes before it is the next one's turn."""
+"""The number of steps in a turn of a strategy."""
 _MODULE = "mimose.bench.grid.worker"
 _GIB = 2**30
 
@@ -53,51 +53,51 @@ class GridRow(Row):
     """Whether the lengths were generated."""
     strategy: str
     budget_share: float | None
-    """How far the budget lies from recomputing everything on the longest batch (0) to
-    keeping everything (1); None for strategies that know no budget."""
+    """The budget between recomputing everything on the longest batch (0) and keeping
+    everything (1); None for strategies without a budget."""
     headroom_bytes: int | None
-    """The budget less what is held when training begins."""
+    """The budget minus what is held when training begins."""
     step: int
-    """Counts from 0; -1 where the strategy did not run at all."""
+    """The step from 0; -1 if the strategy did not run at all."""
     is_measured: bool
     """Whether the warm-up is over."""
     sizes: str
     """The batch's sizes by name, as JSON."""
     phase: str = ""
-    """The planner's own word; empty without one."""
+    """The phase of the step; empty without a session."""
     plan: str = ""
     """A letter for each layer call: k keep, r recompute; empty if not known."""
     base_bytes: int = 0
-    """Held before training began, the optimizer's state included."""
+    """What is held before training begins, with the optimizer's state."""
     start_bytes: int = 0
-    """Held when the step began."""
+    """What is held when the step begins."""
     peak_bytes: int = 0
-    """The most held at any moment of forward, backward and optimizer step."""
+    """The peak of forward, backward and optimizer step."""
     reserved_bytes: int = 0
-    """The most an allocator had taken from its device so far; on a CPU the peak."""
+    """The most reserved memory so far; on a CPU the peak."""
     host_bytes: int | None = None
-    """The most pinned memory of the host that the process had taken so far, in blocks
-    of powers of two; 0 on a CPU, None where an accelerator does not tell."""
+    """The most pinned host memory of the process so far, in blocks of powers of two; 0
+    on a CPU, None if the accelerator does not report it."""
     predicted_growth_bytes: float | None = None
     seconds: float = 0.0
-    """Forward, backward and optimizer step."""
+    """Seconds of forward, backward and optimizer step."""
     plan_seconds: float = 0.0
     cache_hit: bool = False
     recomputed_flops: int | None = None
-    """None where they cannot be counted."""
+    """Recomputed FLOPs; None if they cannot be counted."""
     retries: int = 0
     loss: float = float("nan")
     problem: str = ""
-    """Why the strategy did not run, or did not go on; empty if all went well."""
+    """Why the strategy did not run or stopped; empty if it did not."""
     dtype: str
     is_limited: bool = False
     """Whether the system enforced the budget."""
     accuracy: float | None = None
-    """On held-out data after the last step, where the workload has any."""
+    """Accuracy on held-out data after the last step; None if there is none."""
 
     @property
     def growth_bytes(self) -> int:
-        """The peak over what was held before training began."""
+        """The peak minus what was held before training began."""
         return self.peak_bytes - self.base_bytes
 
     @property
@@ -109,7 +109,7 @@ class GridRow(Row):
 
 @dataclass(frozen=True, slots=True)
 class Cell:
-    """A strategy at one budget; None for those that know no budget."""
+    """A strategy at one budget, or without a budget."""
 
     strategy: str
     share: float | None = None
@@ -128,36 +128,36 @@ class GridSettings(RunSettings):
     workloads: tuple[str, ...]
     strategies: tuple[str, ...]
     budgets: tuple[float, ...] = (0.35, 0.5, 0.7)
-    """Shares of the way from recomputing everything to keeping everything."""
+    """Budgets between recomputing everything (0) and keeping everything (1)."""
     limited: tuple[str, ...] = ()
     """Strategies that train once more at each budget, alone, with the budget as a hard
-    limit on their process; on a CPU."""
+    limit of their process; on a CPU."""
     steps: int = 60
-    """Measured steps a cell."""
+    """Measured steps of each cell."""
     warm_up: int = 12
-    """Steps before them, apart: for learning, and for caches to fill."""
+    """Steps before them, to learn and to fill caches."""
     scale: str = "tiny"
     dtype: str = "float32"
     trace: tuple[Sizes, ...] = ()
-    """Sizes of the batches, in place of the workloads' own."""
+    """Sizes of the batches, instead of the workloads' own."""
 
     @property
     def n_batches(self) -> int:
-        """Batches a strategy trains on."""
+        """The number of batches of each strategy."""
         return self.warm_up + self.steps
 
     @property
     def n_steps(self) -> int:
-        """How many steps a workload takes if nothing fails."""
+        """The number of steps of a workload if nothing fails."""
         n_limited = len(self.limited) * len(self.budgets)
         return (len(self.places()) + n_limited) * self.n_batches
 
     def cells(self, growths: Mapping[str, int]) -> list[Cell]:
-        """Return what runs beside each other.
+        """Return the cells that take turns.
 
         Args:
-            growths: What the longest batch needs, ``"none"`` with everything kept and
-                ``"full"`` with everything recomputed, in bytes.
+            growths: Bytes that the longest batch needs: ``"none"`` with everything
+                kept, ``"full"`` with everything recomputed.
         """
         return [
             Cell(name, share, None if share is None else _headroom(share, growths))
@@ -165,7 +165,7 @@ class GridSettings(RunSettings):
         ]
 
     def limited_cells(self, growths: Mapping[str, int]) -> list[Cell]:
-        """Return what runs behind it, under a hard limit."""
+        """Return the cells that run afterwards, under a hard limit."""
         return [
             Cell(name, share, _headroom(share, growths), is_limited=True)
             for share in self.budgets
@@ -173,7 +173,7 @@ class GridSettings(RunSettings):
         ]
 
     def places(self) -> list[tuple[str, float | None]]:
-        """Return every strategy, at each budget if it keeps budgets."""
+        """Return each strategy, at each budget if it depends on the budget."""
         return [
             (name, share)
             for name in self.strategies
@@ -190,7 +190,7 @@ def sizes_of(settings: GridSettings, workload: str) -> list[Sizes]:
     """Return the sizes of a workload's batches, the same for every strategy.
 
     Raises:
-        ValueError: As `raise_if_impossible` does.
+        ValueError: See `raise_if_impossible`.
     """
     raise_if_impossible(settings, workload)
     own = workload_named(workload)
@@ -201,11 +201,11 @@ def sizes_of(settings: GridSettings, workload: str) -> list[Sizes]:
 
 
 def raise_if_impossible(settings: GridSettings, workload: str) -> None:
-    """Make sure that a workload is there, and can be run with the given lengths.
+    """Check that a workload exists, and can run with the given lengths.
 
     Raises:
-        ValueError: There is no such workload, or the given lengths are of another kind,
-            or it has none.
+        ValueError: There is no such workload, or lengths are missing, or the given ones
+            have other names.
     """
     own = workload_named(workload)
     if settings.trace and not set(own.sizes) <= settings.trace[0].keys():
@@ -225,7 +225,7 @@ def raise_if_impossible(settings: GridSettings, workload: str) -> None:
 
 
 class WorkloadRun:
-    """All strategies on one workload; `on_step` takes the cell before each step."""
+    """Runs all strategies on one workload; calls `on_step` before each step."""
 
     def __init__(
         self,
@@ -245,7 +245,7 @@ class WorkloadRun:
         self._rows: dict[Cell, list[GridRow]] = {}
 
     def run(self) -> None:
-        """Run all of it; what ran is in `rows`, whatever ends it.
+        """Run everything. After an error, `rows` still has the finished steps.
 
         Raises:
             RunFailedError: There is nothing to compare.
@@ -271,7 +271,7 @@ class WorkloadRun:
 
     @property
     def rows(self) -> list[GridRow]:
-        """What ran so far, by strategy and budget; FLOPs are counted at the end."""
+        """The rows so far, by strategy and budget. FLOPs are counted at the end."""
         names = [*self._settings.strategies, *self._settings.limited]
         cells = sorted(
             self._rows,
@@ -282,7 +282,7 @@ class WorkloadRun:
     # -------------------------------------------------------------- beginning
 
     def _probe(self) -> dict[str, int]:
-        """Return what the longest batch needs, everything kept and recomputed.
+        """Return the bytes of the longest batch, everything kept and recomputed.
 
         Raises:
             RunFailedError: Memory runs out, or there is nothing to plan.
@@ -372,10 +372,10 @@ class WorkloadRun:
             order = order[1:] + order[:1]
 
     def _count(self) -> None:
-        """Count the FLOPs that strategies do not tell, with the clock off.
+        """Count the FLOPs that strategies do not report, outside the timed steps.
 
-        What a strategy recomputes are those of a forward and backward, less those of
-        plain training on the same batch. Steps alike are counted once.
+        Recomputed FLOPs are those of a forward and backward, minus those of plain
+        training on the same batch. Equal steps are counted once.
         """
         if _PLAIN not in self._children:
             return
@@ -400,7 +400,7 @@ class WorkloadRun:
         ]
 
     def _flops(self, cell: Cell, step: int, phase: str) -> int | None:
-        """Count a forward and backward by running it; None where it fails."""
+        """Count the FLOPs of a forward and backward; None if it fails."""
         message = ["count", {"index": step, "phase": phase}]
         try:
             flops: int | None = self._children[cell].ask(message)["flops"]
@@ -409,7 +409,7 @@ class WorkloadRun:
         return flops
 
     def _limit(self, cells: Sequence[Cell]) -> None:
-        """Let the system enforce the budget, on one strategy after another."""
+        """Run one strategy after another with the budget as a hard limit."""
         for cell in cells:
             while self._children:
                 self._children.popitem()[1].close()
@@ -421,7 +421,7 @@ class WorkloadRun:
 
     @contextlib.contextmanager
     def _noting_failure(self, cell: Cell, step: int) -> Iterator[None]:
-        """Go on without a strategy that fails, and say in a row why."""
+        """Drop a strategy that fails, and add a row with the reason."""
         try:
             yield
         except RunFailedError as error:
@@ -458,16 +458,16 @@ def measure(
     keep: Callable[[list[GridRow]], None],
     command: str,
 ) -> int:
-    """Run workloads one after the other, and show how far they are.
+    """Run workloads one after the other, with a progress bar.
 
     Args:
         settings: What to compare.
-        keep: Is given a workload's rows, however its run ends.
-        command: Who says, on the standard error, what went wrong.
+        keep: Called with a workload's rows, even if its run fails.
+        command: The command's name in error messages.
 
     Returns:
-        The exit status: 0; 1 where a workload could not be run; 130, as a shell
-        expects, after Ctrl-C.
+        The exit status: 0; 1 if a workload could not run; 130, as a shell expects,
+        after Ctrl-C.
     """
     bar = Progress(console=Console(stderr=True))
     line = bar.add_task("starting", total=len(settings.workloads) * settings.n_steps)

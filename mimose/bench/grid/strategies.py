@@ -1,7 +1,7 @@
-"""Ways to train within a budget, all behind one small interface.
+"""Ways to train within a budget, with one small interface.
 
-This library's own session with its planners, the published Mimose system rebuilt, and
-transformers' activation checkpointing.
+They are this library's session with its planners, the published Mimose system rebuilt,
+and transformers' activation checkpointing.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from mimose.session import Session, attach
 from mimose.tensors import storages_in
 
 WHOLE_LAYERS = EXACT_MENU.names
-"""Keep or recompute: what Mimose and most others choose among."""
+"""Keep or recompute: the choice of Mimose and most other systems."""
 FINE = FINE_MENU.names
 """All exact actions that stay on the device."""
 _AMPLE_BYTES = 2**50
@@ -43,34 +43,34 @@ _Actions = str | tuple[str, ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """What a strategy is given before training begins."""
+    """What a strategy gets before training begins."""
 
     model: nn.Module
     device: torch.device
     meter: Meter
     headroom_bytes: int
-    """For a step's growth; very large for strategies that know no budget."""
+    """The budget for a step's growth; very large for strategies without a budget."""
     sizes: Sequence[Sizes]
-    """Of the batches to come."""
+    """The sizes of all batches."""
     longest: Sizes
-    """Of the batch that needs most memory."""
+    """The sizes of the batch that needs most memory."""
     try_step: Callable[[Mapping[str, int]], None]
     """Runs a forward and a backward on a batch of these sizes, and drops gradients."""
     shared: Path
     """A folder that all processes of a workload share."""
 
     def budget_bytes(self) -> int:
-        """Return what is held now and the headroom: the budget, if training began."""
+        """Return the budget if training began now: what is held, and the headroom."""
         return self.meter.settled_bytes(0) + self.headroom_bytes
 
 
 class Facts(NamedTuple):
-    """What a strategy says of the step that it has just taken."""
+    """What a strategy reports of its last step."""
 
     phase: str = ""
     predicted_growth_bytes: float | None = None
     recomputed_flops: int | None = None
-    """None where not known: then it is counted in a separate step."""
+    """Recomputed FLOPs; None if not known, then they are counted in a separate step."""
     plan_seconds: float = 0.0
     cache_hit: bool = False
     retries: int = 0
@@ -80,27 +80,27 @@ class Facts(NamedTuple):
 
 
 class Applied:
-    """A strategy at work on a model; by default it does nothing."""
+    """A strategy applied to a model; this one does nothing."""
 
     budget_bytes: int | None = None
-    """Its setting; None if it has none."""
+    """Its budget; None if it has none."""
 
     def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
         """Return an iterator of the same batches, for strategies that look ahead."""
         return batches
 
     def before_step(self, sizes: Mapping[str, int]) -> None:
-        """Get ready for a batch of these sizes."""
+        """Prepare for a batch of these sizes."""
 
     def facts(self) -> Facts:
-        """Tell about the last step."""
+        """Report the last step."""
         return Facts()
 
     def phase_of(self, phase: str) -> None:
-        """Behave as in a phase that is over, for counting."""
+        """Behave as in an earlier phase, to count FLOPs."""
 
     def close(self) -> None:
-        """Give the model back as it was."""
+        """Restore the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,14 +112,14 @@ class Strategy:
     """One line for people."""
     apply: Callable[[Setup], Applied]
     heeds_budget: bool = False
-    """Whether it does something else at another budget."""
+    """Whether it depends on the budget."""
 
 
 # ------------------------------------------------------------- this library
 
 
 class _Planned(Applied):
-    """A session of this library, and the menu of actions that it chooses among."""
+    """A session of this library, with its menu of actions."""
 
     def __init__(self, session: Session, actions: _Actions) -> None:
         self._session = session
@@ -127,7 +127,7 @@ class _Planned(Applied):
         self.budget_bytes = session.budget_bytes
 
     def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Read the shapes of the batches to come, as in a user's loop."""
+        """Let the session read batches ahead, as in a user's loop."""
         return iter(self._session.watch(batches))
 
     def facts(self) -> Facts:
@@ -164,7 +164,7 @@ def _attach(
 def _session(
     planner: str | Callable[[Setup], Planner], actions: _Actions = WHOLE_LAYERS
 ) -> Callable[[Setup], Applied]:
-    """Return what attaches a session with a planner, by name or made for a setup."""
+    """Return a function that attaches a session with a planner."""
 
     def apply(setup: Setup) -> Applied:
         made = planner if isinstance(planner, str) else planner(setup)
@@ -175,7 +175,7 @@ def _session(
 
 
 _MOST_PASSES = 16
-"""Over all sizes, or the longest, to learn before."""
+"""The most passes over all sizes, or the longest, to learn before training."""
 
 
 def _static(setup: Setup, actions: _Actions = WHOLE_LAYERS) -> Planner:
@@ -190,7 +190,7 @@ def _static(setup: Setup, actions: _Actions = WHOLE_LAYERS) -> Planner:
 
 
 class Oracle:
-    """The exact optimum within the whole budget: no margin is left."""
+    """The exact optimum within the whole budget, without a safety margin."""
 
     name = "oracle"
 
@@ -198,7 +198,7 @@ class Oracle:
         self._budget_bytes = float(budget_bytes)
 
     def plan(self, problem: PlanningProblem) -> Plan:
-        """Solve the problem with the budget as it was given."""
+        """Solve the problem with the original budget."""
         whole = dataclasses.replace(problem, budget_bytes=self._budget_bytes)
         return Optimal().plan(whole)
 
@@ -207,16 +207,16 @@ def _with_budget(
     make_planner: Callable[[Setup], Callable[[int], Planner]],
     actions: tuple[str, ...] = WHOLE_LAYERS,
 ) -> Callable[[Setup], Applied]:
-    """Return what attaches a session that has learned on every size before.
+    """Return a function that attaches a session that has learned on all sizes.
 
-    The planner is made with the budget, which what learning has left held is part of.
+    The planner is made with the budget, which includes what learning has left held.
     """
 
     def apply(setup: Setup) -> Applied:
         planner = make_planner(setup)
         name = "-".join(actions)
         path = setup.shared / f"learned-{name}-{setup.headroom_bytes}.json"
-        with FileLock(path.with_suffix(".lock")):  # another may get the same
+        with FileLock(path.with_suffix(".lock")):  # other processes use the same file
             if not path.exists():
                 path.write_text(json.dumps(_learned(setup, actions)), "utf-8")
             learned = json.loads(path.read_text("utf-8"))
@@ -229,9 +229,9 @@ def _with_budget(
 
 
 def _learned(setup: Setup, actions: _Actions) -> Mapping[str, Any]:
-    """Run every size within the budget; then until every action was tried.
+    """Run all sizes within the budget, then again until all actions were tried.
 
-    An action is tried in place of what would be kept, so budgets are ample for that.
+    Only kept calls try actions, so the budget for that is ample.
     """
     with _attach(setup, setup.budget_bytes(), "auto", actions) as teacher:
         _shows_more(setup, teacher)
@@ -247,7 +247,7 @@ def _learned(setup: Setup, actions: _Actions) -> Mapping[str, Any]:
 
 
 def _shows_more(setup: Setup, teacher: Session) -> bool:
-    """Run every size once; return whether an action was still to be tried in one."""
+    """Run each size once; return whether a step still tried an action."""
     shows = False
     for sizes in {tuple(each.items()): each for each in setup.sizes}.values():
         setup.try_step(sizes)
@@ -266,7 +266,7 @@ _ROUND_PIXELS_TO = 100
 
 
 class _Block(Patch):
-    """One block's forward: kept, under a checkpoint, or run twice to be measured."""
+    """Runs one block: kept, under a checkpoint, or twice to measure it."""
 
     def __init__(self, module: nn.Module, meter: Meter, device: torch.device) -> None:
         super().__init__(module, self._forward)
@@ -275,13 +275,13 @@ class _Block(Patch):
         self.is_measured = True
         self.is_recomputed = True
         self.sizes: list[tuple[int, float]] = []
-        """The input's size and the bytes that the block's activations took."""
+        """The input's size and the bytes of the block's activations."""
         self.activation_bytes = 0.0
 
     def _forward(
         self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: Any
     ) -> Any:
-        """Run the block as the phase and the plan say."""
+        """Run the block according to the phase and the plan."""
         if not torch.is_grad_enabled() or not (self.is_measured or self.is_recomputed):
             return original(*args, **kwargs)
         if self.is_measured:
@@ -299,15 +299,15 @@ class _Block(Patch):
 
 
 class PaperMimose(Applied):
-    """The published Mimose at work, rebuilt as a baseline.
+    """The published Mimose system, rebuilt as a baseline.
 
     Liao et al., "Exploiting Input Tensor Dynamics in Activation Checkpointing for
-    Efficient Training on GPU", IPDPS 2023: Algorithm 1, and the system around it as its
-    sections describe it. In the first iterations every block's forward runs twice, once
-    to be measured and once under a checkpoint. One quadratic in one number, the input's
-    size, is fitted for each block and one for the whole model, once. Plans are made for
-    sizes rounded up to a multiple of 5, and never made anew. What the authors take off
-    the budget by hand against fragmentation, 0.5 to 1 GB of 4 to 8, is not taken off.
+    Efficient Training on GPU", IPDPS 2023: Algorithm 1 and the system around it, as the
+    paper describes them. In the first iterations each block's forward runs twice, once
+    to measure it and once under a checkpoint. A quadratic in one number, the input's
+    size, is fitted once for each block and for the whole model. Plans are made once for
+    each size rounded up to a multiple of 5. The authors subtract 0.5 to 1 GB from
+    budgets of 4 to 8 by hand, because of fragmentation; this does not.
     """
 
     def __init__(self, setup: Setup) -> None:
@@ -355,16 +355,16 @@ class PaperMimose(Applied):
         )
 
     def facts(self) -> Facts:
-        """Tell about the last step, and take what was measured in it."""
+        """Record the measurements of the last step, and report it."""
         self._finish()
         return self._facts
 
     def phase_of(self, phase: str) -> None:
-        """Behave as in sheltered execution again, or not."""
+        """Behave as in sheltered execution, or as after it."""
         self._n_steps = 0 if phase == "collect" else _COLLECTED
 
     def close(self) -> None:
-        """Give the blocks their forwards back."""
+        """Restore the forwards of the blocks."""
         for block in self._blocks:
             block.remove()
 
@@ -419,7 +419,7 @@ def _quadratic(samples: list[tuple[int, float]]) -> Callable[[float], Any]:
 
 
 class _Transformers(Applied):
-    """Activation checkpointing as transformers switches it on, with its options."""
+    """Transformers' own activation checkpointing, with its options."""
 
     def __init__(self, setup: Setup, **options: Any) -> None:
         model: Any = setup.model

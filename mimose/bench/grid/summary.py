@@ -1,4 +1,4 @@
-"""What the rows of a grid come to, in numbers and in words."""
+"""Sums up the rows of a grid, in numbers and in sentences."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from mimose.bench.grid.workloads import WORKLOADS
 _RESAMPLES = 2000
 _PERCENTILES = (2.5, 97.5)
 _LEAST_TURNS = 5
-"""Fewer say nothing of how much they differ."""
+"""The least turns for an interval."""
 _OTHERS = ("static", "mimose-paper", "full", "hf-full", "every-2", "oracle")
-"""With whom mimose is compared in a sentence."""
+"""The strategies with which sentences compare mimose."""
 _GIGA = 1e9
 _MIB = 2**20
 
@@ -33,45 +33,45 @@ _MIB = 2**20
 class CellSummary:
     """One strategy at one budget on one workload, over its measured steps.
 
-    A strategy that knows no budget is judged at each of them.
+    A strategy without a budget is judged at each budget.
     """
 
     workload: str
     strategy: str
     budget_share: float
     headroom_bytes: int
-    """The budget less what is held when training begins."""
+    """The budget minus what is held when training begins."""
     problem: str
-    """Why it did not run, or not to its end."""
+    """Why it did not run to its end; empty if it did."""
     failed_at: str
-    """In which step that was, and the batch's sizes; empty if it did not begin."""
+    """The step of the failure, and the batch's sizes; empty if it did not begin."""
     steps: int
     seconds_ratio: float | None
     """Time ÷ plain training's of the same steps."""
     seconds_low: float | None
-    """Lower end of the ratio's 95% interval, by resampling turns; None where there are
-    fewer than five."""
+    """Lower end of the ratio's 95% interval, by resampling turns; None with fewer than
+    five turns."""
     seconds_high: float | None
     total_ratio: float | None
     """The same with the warm-up's steps."""
     recomputed_flops: int | None
-    """None where they cannot be counted."""
+    """Recomputed FLOPs; None if they cannot be counted."""
     largest_growth_bytes: int
     steps_over: int
-    """Steps, the warm-up's included, that grew beyond the headroom."""
+    """Steps that grew beyond the headroom, with the warm-up's."""
     loss_is_equal: bool | None
-    """Whether every loss is plain training's to the last bit; None without steps."""
+    """Whether each loss equals plain training's bit by bit; None without steps."""
     turns: tuple[tuple[int, float], ...]
     """Measured steps and their seconds, turn by turn."""
 
     @property
     def keeps_budget(self) -> bool:
-        """Whether it ran to its end and never went over."""
+        """Whether it ran to its end and no step was over the budget."""
         return not self.problem and self.steps_over == 0
 
 
 def summarise(rows: Iterable[GridRow]) -> list[CellSummary]:
-    """Sum up, by workload, then budget, then strategy in the order of the rows.
+    """Sum up by workload, then budget, then strategy, in the order of the rows.
 
     Steps under a hard limit are left out.
     """
@@ -139,7 +139,7 @@ def _cell(
 
 
 def _sum(counts: Iterable[int | None]) -> int | None:
-    """Return the sum; None where there is nothing to add, or one is not known."""
+    """Return the sum; None if there are no numbers, or one is not known."""
     found = list(counts)
     known = [count for count in found if count is not None]
     return sum(known) if known and len(known) == len(found) else None
@@ -165,14 +165,14 @@ def _turns(rows: Iterable[GridRow]) -> tuple[tuple[int, float], ...]:
 def _paired(
     *cells: tuple[Sequence[tuple[int, float]], Sequence[tuple[int, float]]],
 ) -> Ratio:
-    """Return the geometric mean over cells of one's time ÷ another's.
+    """Return the geometric mean over cells of one strategy's time ÷ another's.
 
-    The interval is by the bootstrap. Turns are resampled, both strategies' together,
-    not steps: what disturbs a step disturbs those beside it.
+    The interval is by bootstrap. It resamples turns of both strategies together, not
+    steps, because what disturbs a step also disturbs its neighbours.
 
     Args:
-        cells: In each, the turns of the one and of the other. Turns that only one of
-            them went to the end of are left out.
+        cells: For each cell, the turns of the one and of the other. Turns that only one
+            of them finished are left out.
     """
     logs, n_turns = [], []
     for mine, theirs in cells:
@@ -198,7 +198,7 @@ def _paired(
 
 @functools.cache
 def _resampled(n_turns: int) -> NDArray[np.int_]:
-    """Return (1 + resamples, n_turns) turns: as they were, then drawn at random."""
+    """Return (1 + resamples, n_turns) turns: all in order, then drawn at random."""
     drawn = np.random.default_rng(0).integers(n_turns, size=(_RESAMPLES, n_turns))
     return np.vstack((np.arange(n_turns), drawn))
 
@@ -212,12 +212,12 @@ class Comparison:
     seconds: Ratio
     """Geometric mean of mimose's time ÷ the other's."""
     flops_ratio: float | None
-    """mimose's recomputed FLOPs ÷ the other's, summed over the cells; None where they
-    are not known, or the other recomputes nothing."""
+    """mimose's recomputed FLOPs ÷ the other's, summed over the cells; None if they are
+    not known, or the other recomputes nothing."""
 
 
 def compare(summaries: Sequence[CellSummary], other: str) -> Comparison | None:
-    """Compare with another strategy; None where there is no cell to compare in."""
+    """Compare with another strategy; None if there is no cell to compare."""
     found = {(s.workload, s.budget_share, s.strategy): s for s in summaries}
     pairs = [
         (mine, found[workload, share, other])
@@ -237,7 +237,7 @@ def compare(summaries: Sequence[CellSummary], other: str) -> Comparison | None:
 
 
 def show(summaries: Sequence[CellSummary], console: Console) -> None:
-    """Print a table for each workload, one of all cells, and what they mean."""
+    """Print a table for each workload, one of all cells, and sentences."""
     for workload in dict.fromkeys(summary.workload for summary in summaries):
         own = [summary for summary in summaries if summary.workload == workload]
         console.print(_table(workload, own))
@@ -295,7 +295,7 @@ def _gflop(flops: int | None) -> str:
 
 
 def _overview(summaries: Sequence[CellSummary]) -> Table:
-    """Return a table of all cells of each strategy, over the budget or not."""
+    """Return a table of all cells of each strategy."""
     columns = ("budget kept", "time", "with warm-up", "redone, GFLOP")
     table = new_table("strategy", *columns, title="All cells")
     for strategy in dict.fromkeys(s.strategy for s in summaries if s.steps):
@@ -313,7 +313,7 @@ def _overview(summaries: Sequence[CellSummary]) -> Table:
 
 
 def sentences(summaries: Sequence[CellSummary]) -> Iterator[str]:
-    """Say what the tables mean."""
+    """Yield sentences that explain the tables."""
     ended = [s for s in summaries if s.problem != INTERRUPTED]
     mine = [s for s in ended if s.strategy == "mimose"]
     if mine:
@@ -356,12 +356,12 @@ def _comparison(found: Comparison) -> str:
 def publish(
     document: Mapping[str, Any], files: Mapping[str, Path], console: Console
 ) -> None:
-    """Write what was found down as JSON, and say where the files are.
+    """Write the results as JSON, and print the names of the files.
 
     Args:
-        document: What was found; the files' names are added.
-        files: By what they are; the document becomes the ``"summary"``.
-        console: Where words go.
+        document: The results; the files' names are added.
+        files: The files by their meaning; the results are written to ``"summary"``.
+        console: The console to print to.
     """
     names = {name: str(path) for name, path in files.items()}
     text = json.dumps({**document, "files": names}) + "\n"

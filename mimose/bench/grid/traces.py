@@ -1,8 +1,8 @@
-"""Lengths of batches: generated to match published ranges, or given.
+"""Lengths of batches: generated within published ranges, or from a file.
 
-The Mimose paper (Liao et al., IPDPS 2023, Fig. 3 and the tasks' table) gives the range
-of its batches' input sizes and draws their distribution. The generators here have
-those ranges and shapes; what they yield is synthetic, and the rows say so.
+The Mimose paper (Liao et al., IPDPS 2023, Fig. 3 and the table of tasks) gives the
+range of its batches' input sizes and a figure of their distribution. The generators
+here have those ranges and shapes. Their lengths are synthetic, which rows state.
 """
 
 from __future__ import annotations
@@ -16,22 +16,22 @@ import numpy as np
 
 Sizes: TypeAlias = dict[str, int]
 SizeTrace: TypeAlias = Callable[[np.random.Generator, int], list[Sizes]]
-"""Takes a generator and how many batches; returns the sizes of each."""
+"""Takes a generator and the number of batches; returns the sizes of each."""
 
 _SPIKE = 0.12
-"""Part of SQuAD's batches that are cut to the longest length."""
+"""The share of SQuAD's batches that are cut to the longest length."""
 
 
 def long_tail(least: int, most: int, sharpness: float = 5.0) -> SizeTrace:
-    """Return lengths with their mass near the least and a long tail to the most.
+    """Return lengths with most of them near the least, and a long tail to the most.
 
     The shape of SWAG, QQP and UN_PC in the paper's Fig. 3.
 
     Args:
         least: The shortest length.
         most: The longest.
-        sharpness: The second parameter of the Beta distribution; more is nearer to the
-            least.
+        sharpness: The second parameter of the Beta distribution. The larger it is, the
+            nearer lengths are to the least.
     """
 
     def trace(generator: np.random.Generator, n_batches: int) -> list[Sizes]:
@@ -58,7 +58,7 @@ def bell_with_spike(least: int, most: int, mode: int) -> SizeTrace:
 
 
 def pairs(least: int, most: int) -> SizeTrace:
-    """Return lengths of sources with a long tail, and of targets much like them."""
+    """Return lengths of sources with a long tail, and similar ones of targets."""
     sources = long_tail(least, most, 3.0)
 
     def trace(generator: np.random.Generator, n_batches: int) -> list[Sizes]:
@@ -75,10 +75,10 @@ def pairs(least: int, most: int) -> SizeTrace:
 
 
 def from_file(path: Path, names: Sequence[str]) -> list[Sizes]:
-    """Read a trace of one's own: a CSV file with a column for each size.
+    """Read a user's trace: a CSV file with a column for each size.
 
     Raises:
-        ValueError: A column is missing, or a number is none or less than 1.
+        ValueError: A column is missing, or a value is not an integer of at least 1.
     """
     with path.open(newline="", encoding="utf-8") as file:
         reader = csv.DictReader(file)

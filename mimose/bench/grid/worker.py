@@ -1,6 +1,6 @@
-"""Training one workload under one strategy, in this process, a step at a time.
+"""Trains one workload under one strategy in a child process, a step at a time.
 
-A `Child` asks for it: the task is a `Task`, and the messages are methods of `Worker`
+The task of the `Child` is a `Task`, and its messages are methods of `Worker`
 (``probe``, ``step``, ``rest``, ``count``) with their arguments.
 """
 
@@ -30,32 +30,32 @@ from mimose.session import attach
 _UNLIMITED = 2**50
 _PROBES = 3
 _SMALLEST = 3
-"""Of so many of the shortest batches the process is warmed up with."""
+"""Number of the shortest batches with which the process warms up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """What one process is asked to train."""
+    """What one process trains."""
 
     workload: str
     """A name, or ``module:function``."""
     strategy: str
     scale: str
     sizes: Sequence[Sizes]
-    """Of the batches, in order."""
+    """The sizes of the batches, in order."""
     longest: Sizes | None
-    """Of the batch that needs most memory; None if it is not known yet."""
+    """The sizes of the batch that needs most memory; None if not known yet."""
     headroom_bytes: int | None
-    """For a step's growth; None if there is no limit."""
+    """The budget for a step's growth; None for no limit."""
     is_limited: bool = False
-    """Whether the system is to enforce that; on a CPU."""
+    """Whether the system enforces it; on a CPU."""
     seed: int
     device: str
     dtype: str
     """``"float32"``, or ``"bfloat16"`` for autocast."""
     threads: int
     shared: str
-    """A folder for what one process finds out, or makes, for all."""
+    """A folder for files that all processes share."""
 
 
 class Worker:
@@ -98,7 +98,7 @@ class Worker:
         self.rest()
 
     def probe(self) -> dict[str, Any]:
-        """Measure what a step on the longest batch grows by, and say which that is.
+        """Measure the growth of a step on the longest batch, and return both.
 
         Raises:
             RunFailedError: Memory runs out.
@@ -138,13 +138,13 @@ class Worker:
             self._optimizer.zero_grad(set_to_none=True)
         else:
             return True
-        self.rest()  # here the error, and what its frames hold, is gone
+        self.rest()  # the error and its frames are freed here
         return False
 
     def step(self, index: int) -> dict[str, Any]:
-        """Train on the next batch; return what `GridRow` wants to know of it.
+        """Train on the next batch; return fields of `GridRow`.
 
-        Steps are asked for in their order.
+        Call it for all steps in their order.
         """
         sizes = self._task.sizes[index]
         batch, looking_seconds = self._next_batch()
@@ -181,7 +181,7 @@ class Worker:
         }
 
     def _made_batches(self) -> Iterator[dict[str, Any]]:
-        """Yield the batches of all steps; how long each takes to make is noted."""
+        """Yield the batches of all steps, and add up the seconds to make them."""
         for index, sizes in enumerate(self._task.sizes):
             began = time.perf_counter()
             batch = self._batch(index, sizes)
@@ -189,14 +189,14 @@ class Worker:
             yield batch
 
     def _next_batch(self) -> tuple[dict[str, Any], float]:
-        """Return the next batch, and how long the strategy looked beyond it."""
+        """Return the next batch, and the seconds of the strategy's look ahead."""
         began, self._making_seconds = time.perf_counter(), 0.0
         batch = next(self._batches)
         seconds = time.perf_counter() - began - self._making_seconds
         return batch, seconds
 
     def count(self, index: int, phase: str) -> dict[str, Any]:
-        """Count the FLOPs of a forward and backward, as in a phase of the strategy."""
+        """Count the FLOPs of a forward and backward in a phase of the strategy."""
         sizes = self._task.sizes[index]
         batch = self._batch(index, sizes)
         self._applied.phase_of(phase)
@@ -208,20 +208,20 @@ class Worker:
         return {"flops": counter.get_total_flops()}
 
     def rest(self) -> dict[str, Any]:
-        """Give cached memory back before the others' turns: they share the device."""
+        """Free cached blocks before other strategies' turns on the same device."""
         if self._device.type != "cpu":
             torch.accelerator.empty_cache()
         return {}
 
     def close(self) -> None:
-        """Give the model back."""
+        """Restore the model."""
         self._applied.close()
 
     def _warm_up(self) -> None:
         """Start the threads, make the optimizer's state, and fill libraries' caches.
 
-        The longest batch is among those, kept (if it can be) and recomputed: what
-        either leaves resident is part of what every strategy begins with.
+        This includes the longest batch, kept (if possible) and recomputed, so that each
+        strategy begins with the memory that either leaves resident.
         """
         longest = largest(self._task.sizes)
         shortest = sorted(self._task.sizes, key=lambda each: sum(each.values()))
@@ -258,7 +258,7 @@ class Worker:
 
 
 def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
-    """Get ready, then do what each message asks for, until there are no more."""
+    """Build the worker, then answer messages until there are no more."""
     worker = Worker(Task(**task))
     yield {"ready": True}
     for command, arguments in messages():

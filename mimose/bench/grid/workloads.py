@@ -1,10 +1,10 @@
 """What `mimose bench` and `mimose demo` train: a model, and batches of varying sizes.
 
-The Mimose paper's four language tasks, and the demonstration's text classification.
-Models are built from configurations, with the published batch sizes at ``base`` scale,
-a quarter of them at ``small`` and models much smaller at ``tiny``; nothing is
-downloaded. Tokens are random but for the demonstration's: memory and time depend on
-their number alone, which comes from `traces`.
+These are the four language tasks of the Mimose paper, and the demonstration's text
+classification. Models are built from configurations without downloads: at ``base`` with
+the published batch sizes, at ``small`` with a quarter of them, at ``tiny`` as much
+smaller models. Except in the demonstration, tokens are random, because memory and time
+depend only on their number, which comes from `traces`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ from mimose.bench.zoo import builder, called_by_name
 _Sizes: TypeAlias = Mapping[str, int]
 _Batch: TypeAlias = dict[str, Any]
 SCALES = ("tiny", "small", "base")
-"""Of models: made for a CPU; wide enough that matrix products take most of the time, as
-in real ones; as published."""
+"""Scales of models: small enough for a CPU; wide enough that matrix products take most
+of the time, as in real ones; as published."""
 _VOCABULARY = {"tiny": 512, "small": 4_096, "base": 30_000}
 _CHOICES = 4
 
@@ -48,27 +48,27 @@ class Workload:
     build: Callable[[str], nn.Module]
     """Takes a scale; returns the model in training mode."""
     batch: Callable[[_Sizes, str, Generator], _Batch]
-    """Takes sizes, a scale and a generator; returns the model's keyword arguments,
-    labels among them."""
+    """Takes sizes, a scale and a generator; returns the model's keyword arguments, with
+    labels."""
     sizes: tuple[str, ...]
     """Names of the sizes that vary."""
     trace: SizeTrace | None
-    """None for a model of the user's own: only the user knows its lengths, and which
-    strategy suits it depends on little else."""
+    """None for a user's model: only the user knows its lengths, on which the best
+    strategy depends."""
     is_synthetic: bool = True
     """Whether the trace is generated, not taken from real data."""
     learning_rate: float = 1e-4
     prepare: Callable[[Path], None] = lambda _: None
-    """Takes a folder that all processes share; called in each before all else, for what
-    one makes and the others read."""
+    """Takes a folder that all processes share. Each process calls it first; one makes
+    data, and the others read it."""
     evaluate: Callable[[nn.Module], float | None] = lambda _: None
     """Takes the model; returns its accuracy on held-out data, if there is any."""
 
 
 def size_of(sizes: _Sizes) -> int:
-    """Return the one number that the published system knows of a batch.
+    """Return the one size by which the published system describes a batch.
 
-    The length of a text, the source's for pairs, height times width of images.
+    It is the length of a text, the source's for pairs, height times width of images.
     """
     if "height" in sizes:
         return sizes["height"] * sizes["width"]
@@ -76,10 +76,10 @@ def size_of(sizes: _Sizes) -> int:
 
 
 def largest(sizes: Sequence[Sizes]) -> list[Sizes]:
-    """Return the few batches of which one needs most memory.
+    """Return a few batches, one of which needs most memory.
 
-    Those with the largest product and sum of squares of their sizes, and the largest in
-    each size.
+    They have the largest product or sum of squares of sizes, or the largest value of
+    one size.
     """
     keys: list[Callable[[Sizes], int]] = [
         lambda each: math.prod(each.values()),
@@ -100,7 +100,7 @@ def _sized(
     small: Mapping[str, Any],
     **always: Any,
 ) -> Callable[[str], nn.Module]:
-    """Return what builds a model of transformers, of its published size or smaller."""
+    """Return a function that builds a transformers' model at a scale."""
     build = builder(config, model, **always)
     changes = {"tiny": tiny, "small": small}
     return lambda scale: build(vocab_size=_VOCABULARY[scale], **changes.get(scale, {}))
@@ -221,12 +221,12 @@ WORKLOADS: Mapping[str, Workload] = {
 }
 """The tasks, by name."""
 DEFAULT = ("mc-roberta", "qa-bert", "tc-bert", "tr-t5")
-"""Run where none is named: the language tasks of the Mimose paper."""
+"""The default: the language tasks of the Mimose paper."""
 
 
 @functools.lru_cache
 def workload_named(name: str) -> Workload:
-    """Return a workload, one of ours or the user's.
+    """Return a workload by its name, or the user's.
 
     Raises:
         ValueError: There is none of this name.
@@ -240,14 +240,14 @@ def workload_named(name: str) -> Workload:
 
 
 def from_function(path: str) -> Workload:
-    """Return a workload of the user's own.
+    """Return a user's workload.
 
     Args:
         path: ``module:function``. The function takes no arguments and returns
             ``(model, make_batch, names)``: the model in training mode; a function that
             takes sizes by name and a `torch.Generator` and returns the model's keyword
-            arguments, labels among them, so that the model returns a loss; and the
-            names of the sizes.
+            arguments, with labels, so that the model returns a loss; and the names of
+            the sizes.
 
     Raises:
         ValueError: There is no such function, or it returns something else.
