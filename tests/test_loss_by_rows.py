@@ -148,6 +148,7 @@ def test_inside_of_others_hooks():
 EDITS = {
     "a tensor": lambda whole: whole.mul_(2.0),
     "one element": lambda whole: whole.data[7, 11:12].add_(1.0),
+    "one that leaves the loss": lambda whole: whole.data[7, 11:12].add_(1e-5),
 }
 
 
