@@ -1,1 +1,1 @@
-"""What proves the numbers that README and docs quote; not a part of the wheel."""
+"""Measures the numbers that README and docs quote; not a part of the wheel."""

@@ -1,9 +1,9 @@
 """Convolutional nets that papers on training memory measure, in plain torch.
 
-ResNet-50, VGG-16, MobileNet-v2, GoogLeNet and a U-Net, with random weights. What
-repeats is a separate module, and so is each stem: any of them can be a layer. They
-take images and labels, and return a loss. Heads are one linear layer: the published
-VGG's hidden ones weigh more than all that a small batch's activations take.
+They are ResNet-50, VGG-16, MobileNet-v2, GoogLeNet and a U-Net, with random weights.
+Each repeated part and each stem is a separate module, so any of them can be a layer.
+They take images and labels, and return a loss. Heads are one linear layer, because the
+weights of VGG's published hidden ones exceed the activations of a small batch.
 """
 
 from __future__ import annotations

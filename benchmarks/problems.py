@@ -1,10 +1,9 @@
 """Made-up planning problems with the proportions of measured layers.
 
-What a layer's actions free and what they take of its time are those measured of six
-architectures on a CPU, at width 256. Around them everything is drawn at random: how
-many layers of which families follow one another, how large and how slow they are, what
-gaps and heads need, which units do without some actions, and the budget. A step's cost
-is in seconds.
+The bytes that an action frees, and its share of a layer's time, were measured for six
+architectures on a CPU, at width 256. Everything else is random: the number of layers
+and their families, their size and speed, the needs of gaps and heads, which layers do
+not allow some actions, and the budget. Costs are in seconds.
 """
 
 from __future__ import annotations

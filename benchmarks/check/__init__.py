@@ -1,9 +1,9 @@
-"""The first minutes on a card: what the library relies on, looked at line by line.
+"""The first minutes on a card: checks line by line what the library relies on.
 
-`device` asks what the device and its libraries do, `library` what mimose does on it.
-Each of their functions is a group that yields `Line`s. Groups run in processes of their
-own (`benchmarks.proofs.check` starts them), need no more than mimose itself does, and
-run on the simulated accelerator as well.
+`device` checks the device and its libraries, `library` what mimose does on it. Each of
+their functions is a group that yields `Line`s. Groups run in separate processes
+(`benchmarks.proofs.check` starts them), need only what mimose needs, and also run on
+the simulated accelerator.
 """
 
 from __future__ import annotations

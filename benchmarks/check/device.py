@@ -1,4 +1,4 @@
-"""What is installed, and what the device, its allocator and its libraries do."""
+"""Checks what is installed, and the device, its allocator and its libraries."""
 
 from __future__ import annotations
 

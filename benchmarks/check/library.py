@@ -1,4 +1,4 @@
-"""What mimose does on the device: exact, within its budget, as predicted."""
+"""Checks mimose on the device: exact, within its budget, as predicted."""
 
 from __future__ import annotations
 

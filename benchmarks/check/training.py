@@ -1,4 +1,4 @@
-"""What is trained on a device: a small transformer of torch's modules alone."""
+"""The model of the checks: a small transformer of only torch's modules."""
 
 from __future__ import annotations
 

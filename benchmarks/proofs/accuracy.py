@@ -1,10 +1,10 @@
 """What do lossy actions cost in accuracy, at equal epochs?
 
 A small ResNet learns scikit-learn's 1,797 handwritten digits of 8 by 8 pixels, resized
-to another side in each batch, as a bare model and with every layer, the stem among
-them, under one lossy action. Weights, batches and their order are the same for all.
-Each run holds out another fifth of the digits, so that all of them are asked for once.
-Differences are taken run by run; their 95% interval is Student's.
+to another size in each batch: as a bare model, and with every layer and the stem under
+one lossy action. Weights, batches and their order are the same for all. Each run holds
+out another fifth of the digits, so that each digit is tested once. Differences are
+taken run by run; their 95% interval is Student's.
 
     python -m benchmarks.proofs accuracy --threads 1
     python -m benchmarks.proofs accuracy --threads 1 --runs 2 --epochs 3

@@ -1,16 +1,16 @@
 """Is `mimose advise` right?
 
-On the simulated accelerator (``--part bytes``): each method's memory is fitted to a few
-batch sizes and compared with others. In seconds (``--part seconds``) the advisor is
-asked about each model and memory as a user would. Then, in turns of all methods once
-more, batches are timed that no fit has seen, and what was recommended and judged is
-run: is a method that was said to raise the best throughput faster, and does the
-recommended one give what was promised, against plain training in the same turns?
+``--part bytes``, on the simulated accelerator, fits each method's memory to a few batch
+sizes and compares the fit with other sizes. ``--part seconds`` runs the advisor for
+each model and memory as a user would. Then all methods take turns once more, on batches
+that no fit has seen and on the recommended ones. Are methods faster that the advisor
+said raise the best throughput? Does the recommended one have the predicted advantage
+over plain training in the same turns?
 
     python -m benchmarks.proofs advise --part bytes --threads 1
     python -m benchmarks.proofs advise --part seconds --threads 1 --cases bert gpt2
 
-The models are so small that a step of one sample is mostly fixed time: only where
+The models are so small that a step of one sample is mostly fixed time: only if
 throughput changes with the batch is there anything to predict.
 """
 

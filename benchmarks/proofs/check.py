@@ -1,9 +1,8 @@
-"""Does this device do what the library relies on, and does the library keep its word?
+"""Does this device do what the library relies on, and does the library work on it?
 
-A first look at a device: one table, of what was expected, what was seen, and a verdict.
-Each group of lines runs in a separate process with a time limit, and each line is
-appended to the CSV file at once: nothing that fails, hangs or crashes takes another
-group with it.
+It prints one table with what was expected, what was seen, and a verdict. Each group of
+lines runs in a separate process with a time limit, and each line is appended to the CSV
+file at once. So a group that fails, hangs or crashes does not affect others.
 
     python -m benchmarks.proofs check --device cuda --out runs/check
     python -m benchmarks.proofs check --device sim --groups meter waits

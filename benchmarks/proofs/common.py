@@ -1,4 +1,4 @@
-"""What the proofs share: rows with their provenance, bars, and an answer in numbers."""
+"""Shared parts of the proofs: rows with their provenance, bars, and JSON answers."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Which estimator tells what layers hold, after sixteen shapes?
+"""Which estimator predicts what layers hold, after sixteen shapes?
 
-Mimose's Table IV compares regressors of one scalar. Here each estimator is given what
-`attach(predictor=...)` gives it: for each family of layers the sizes that vary, and the
-bytes that a call was measured to hold, of models that are trained on the simulated
-device. The first sixteen shapes are fitted, the others predicted.
+Mimose's Table IV compares regressors of one scalar. Here each estimator gets the same
+data as from `attach(predictor=...)`: for each family of layers the sizes that vary and
+the measured held bytes of a call, from models that train on the simulated device. It is
+fitted to the first sixteen shapes, and predicts the others.
 
     python -m benchmarks.proofs estimators
 """

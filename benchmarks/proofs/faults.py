@@ -1,22 +1,22 @@
-"""Does a run live through faults that bare training lives through, with equal weights?
+"""Does a run survive faults that bare training survives, with equal weights?
 
 Each trial trains a small model for a few steps, bare and under a session, on the
-simulated device with arithmetic, and puts one fault into one step: at a random
+simulated device with arithmetic. It injects one fault into one step: at a random
 allocation, line of the library, job of the worker thread, or byte of a file. Bare
-training is a loop that catches what a step raises, drops the gradients and goes on.
-Each step has another seed, so that weights do not depend on steps that were lost.
+training is a loop that catches a step's error, drops the gradients and goes on. Each
+step has another seed, so that weights do not depend on lost steps.
 
     python -m benchmarks.proofs faults
 
-A fault counts once it has struck. A session must lose no step that bare training does
-not lose (with 2 MiB less room, where others take memory), end with the weights of a
-bare run of the same steps, to the bit, and leave nothing behind: no patch, hook,
-thread, open file, or limit of the allocator. A trial that hangs for five minutes ends
-the run, and says where.
+A fault counts only if it occurred. A session must lose no step that bare training does
+not lose (with 2 MiB less memory, if others take memory). It must end with the weights
+of a bare run of the same steps, bit by bit, and leave no patch, hook, thread, open file
+or limit of the allocator. If a trial hangs for five minutes, the run ends and says
+where.
 
-Each trial is drawn from the seed and its number, and counts are written behind it.
-Ctrl-C or SIGTERM ends a run with the table and the bars of what was tried; ``--resume``
-goes on from there.
+Each trial is drawn from the seed and its number, and counts are written after it.
+Ctrl-C or SIGTERM ends a run with the table and the bars so far; ``--resume`` continues
+it.
 """
 
 from __future__ import annotations

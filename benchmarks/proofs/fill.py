@@ -1,21 +1,20 @@
-"""Rows that follow lengths: who trains the most tokens a second within a memory?
+"""Rows that follow lengths: which way trains the most tokens a second in a memory?
 
 Models of real size train on hollow cards of their true size (`benchmarks.sim.hollow`),
-on samples of log-normal lengths. Reported are real tokens a second of
+on samples of log-normal lengths. It reports real tokens a second of
 
-- a: the largest fixed number of rows that never runs out, drawn at random;
-- b: the largest budget of tokens that never runs out, batches of like lengths;
-- c: `mimose.BatchSampler`, no setting, in a session no setting;
-- d: the best found by trial over budgets of tokens, each under a session's plans.
+- a: the largest fixed number of rows that never runs out of memory, drawn at random;
+- b: the largest number of tokens that never does, in batches of similar lengths;
+- c: `mimose.BatchSampler` and a session, both with default settings;
+- d: the best number of tokens, found by trial, each under a session's plans.
 
-What a and b search for by trial, c has to learn. They keep everything; where the
-longest sample does not fit so, they checkpoint everything by transformers' own; where
-that does not fit either, they compute the loss in chunks besides (a session whose plans
-recompute every layer). Of c, all steps are trained from the first on, and an
-out-of-memory error anywhere counts. Sessions run forward and backward by
-`Session.step`, as trainers do: a step that runs out of memory is run again and
-reported. Rates are those of the card's clock, optimizer steps included, after the
-first steps.
+What a and b find by trial, c must learn. They keep everything. If the longest sample
+does not fit, they use transformers' own checkpointing for all layers. If that does not
+fit either, they also compute the loss in chunks (a session whose plans recompute every
+layer). For c all steps count from the first on, and so does an out-of-memory error in
+any step. Sessions run forward and backward by `Session.step`, as trainers do: a step
+that runs out of memory runs again and is reported. Rates are from the card's clock,
+with optimizer steps, after the first steps.
 
     python -m benchmarks.fill
     python -m benchmarks.fill --places t5-large-24 --parts c --resume

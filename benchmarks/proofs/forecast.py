@@ -1,9 +1,8 @@
-"""Are a step's seconds as they were forecast?
+"""Are forecasts of a step's seconds right?
 
 Models of `benchmarks.scale` train on batches of random rows and lengths, the largest of
-which just fit. Before each step its session says how long the step will take, the
-optimizer's included; the hollow card's clock says how long it took. Errors are shares
-of a step.
+which just fit. Before each step the session forecasts its seconds, with the optimizer's
+share; the hollow card's clock measures them. Errors are relative to a step.
 
     python -m benchmarks.proofs forecast
 """

@@ -1,8 +1,8 @@
 """Does prediction hold in the cases that break simple models of memory?
 
-Batches with and without padding, frozen layers, adapters, a second loss on an inner
-tensor, accumulation, and checkpointing of the user's own inside a layer: growth is
-compared with its prediction as `prediction` does for plain loops.
+The cases are batches with and without padding, frozen layers, adapters, a second loss
+on an inner tensor, accumulation, and a user's checkpointing inside a layer. Growth is
+compared with its prediction, as in `prediction` for plain loops.
 
     python -m benchmarks.proofs hard
     python -m benchmarks.proofs hard --pairs 8 --cases lora

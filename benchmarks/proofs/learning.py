@@ -1,11 +1,11 @@
-"""Does a model learn as much in less time where rows follow lengths?
+"""Does a model learn as much in less time if rows follow lengths?
 
 A small BERT learns from which package of the standard library a docstring comes, until
-it tells so many of the texts held out: in batches of a fixed number of rows, drawn at
-random, and in those of `mimose.BatchSampler`, whose learning rate is larger by the root
-of the factor by which its rows are more in the mean, as the documentation advises. It
-counts all time between the first step and the one that reached the accuracy, without
-what asking for it takes, and the session's learning with it.
+it reaches an accuracy on held-out texts. One run has batches of a fixed number of rows,
+drawn at random; the other has those of `mimose.BatchSampler`. Its learning rate is
+larger by the square root of the ratio of mean rows, as the documentation advises. The
+time is from the first step to the one that reaches the accuracy, with the session's
+learning, but without the evaluations.
 
     python -m benchmarks.proofs learning --threads 2
 """

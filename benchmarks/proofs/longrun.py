@@ -1,16 +1,16 @@
 """Does anything grow in a long run: memory, step time, threads, files, objects, margin?
 
-Two parts, both on the hollow card, whose steps take the host's time alone:
+It has two parts, both on the hollow card, where steps take only the host's time:
 
-- tiny: a small model; rows drift up and down by a factor of ten, the budget moves every
-  25 steps, every 50 the loop breaks a step off between forward and backward, every 100
-  there is an evaluation, and every 1,000 an allocation fails.
+- tiny: a small model; rows drift up and down by a factor of ten, the budget changes
+  every 25 steps, the loop aborts a step between forward and backward every 50, an
+  evaluation runs every 100, and an allocation fails every 1,000.
 - hollow: BERT-large on 24 GiB, batches drawn by `mimose.BatchSampler`, epoch by epoch.
 
     python -m benchmarks.proofs longrun --part tiny --steps 100000
 
-A row is a hundredth of the run. The first half may learn; what the second half adds is
-judged. Seconds are the processor's.
+A row is a hundredth of the run. The first half may learn; growth in the second half is
+judged. Seconds are CPU time.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A user's training loop, each step measured from outside the library."""
+"""A user's training loop, with each step measured from outside the library."""
 
 from __future__ import annotations
 

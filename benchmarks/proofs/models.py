@@ -1,8 +1,7 @@
 """The zoo's models as the proofs train them: no dropout, growths of 100 MiB and more.
 
-Random numbers on a CPU cost more time than the rest of a small layer, and change
-neither what is held nor how it is planned but for the masks; the tests train with
-dropout.
+Random numbers on a CPU take more time than the rest of a small layer. Except for the
+masks, they change neither held bytes nor plans. The tests train with dropout.
 """
 
 from __future__ import annotations

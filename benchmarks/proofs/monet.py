@@ -1,11 +1,12 @@
 """What does a third of the activation memory cost with our exact actions, and MONeT's?
 
-Five convolutional nets that MONeT was measured on, and a transformer, which it could
-not run. Gradients are there before each step, so that its growth is activations and
-working memory. Two processes a model: on the simulated device, where bytes are exact, a
-session learns what each layer call holds and takes under each action, plans for a half
-and a third of plain training's growth, and measures what each plan grows by; on the
-CPU, one thread, every plan and plain training take turns, in the processor's time.
+The models are five convolutional nets on which MONeT was measured, and a transformer,
+which it could not run. Gradients exist before each step, so its growth is activations
+and working memory. Each model has two processes. On the simulated device, where bytes
+are exact, a session learns what each layer call holds and costs under each action,
+plans for a half and a third of plain training's growth, and measures each plan's
+growth. On the CPU, with one thread, all plans and plain training take turns, in CPU
+time.
 
     python -m benchmarks.proofs monet --threads 1
     python -m benchmarks.proofs monet --threads 1 --models unet --rounds 5

@@ -1,18 +1,18 @@
-"""Is a budget that moves kept in every step, and is no plan made twice?
+"""Is a budget that changes kept in every step, and is no plan made twice?
 
-One process finds what the longest batch takes with everything recomputed and with
-everything kept. Another trains on batches of mixed lengths within budgets between the
-two; each fifth step the budget is another one, drawn from six. A plan must be made for
-each length within each budget once, and again where the allowance for fragmentation
-moved by 1%, and with it what tensors may hold, or behind an out-of-memory, which makes
-all plans invalid. Others made behind the first hundred steps are made twice.
+One process measures the longest batch with everything recomputed and with everything
+kept. Another trains on batches of mixed lengths within budgets between the two; the
+budget changes every fifth step, drawn from six. Each length needs one plan within each
+budget. Another one is needed only if the allowance for fragmentation changed by 1%, and
+with it what tensors may hold, or after an out-of-memory error, which makes all plans
+invalid. All other plans after the first hundred steps count as made twice.
 
     python -m benchmarks.proofs moving
 
 The simulated device is hollow: bytes are exact, and nothing is computed. Its segments
-are of fixed size, and lengths mixed: where gaps take more than was allowed for, a step
-runs out of memory, in backward too, so `Session.step` runs it. The lowest budget is 1.3
-times what the longest batch takes at the least.
+have a fixed size, and lengths are mixed. If fragmentation exceeds the allowance, a step
+runs out of memory, also in its backward, so `Session.step` runs it. The lowest budget
+is 1.3 times the least that the longest batch needs.
 """
 
 from __future__ import annotations

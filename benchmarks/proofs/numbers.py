@@ -1,4 +1,4 @@
-"""Numbers of many values, and how people read them."""
+"""Statistics of many values, and numbers as text."""
 
 from __future__ import annotations
 

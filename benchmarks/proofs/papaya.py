@@ -1,15 +1,15 @@
-"""Do two lines a method tell which ones are faster, on PAPAYA's figures?
+"""Do two lines for each method predict which methods are faster, on PAPAYA's data?
 
-Nothing is trained. What Liu et al. measured ("An Evaluation of Memory Optimization
-Methods for Training Neural Networks", https://github.com/LiuXiaoxuanPKU/papaya) on a
-V100 of 16 GB is beside this file: least-squares lines over all batch sizes of a model
+Nothing is trained. The data of Liu et al. ("An Evaluation of Memory Optimization
+Methods for Training Neural Networks", https://github.com/LiuXiaoxuanPKU/papaya), from a
+V100 of 16 GB, are in this folder: least-squares lines over all batch sizes of a model
 under a method (``papaya_lines.csv``), and the points of some (``papaya_points.csv``;
 Swin-L's are of another mixed precision than its lines).
 
-First the lines: of each of 20 methods, whether the best throughput within the device's
-memory is above plain training's, by the two whole models and by the p-score, beside the
-best that was measured. Then each series of points: four of them, evenly spread by index
-with both ends, are fitted, and the others predicted.
+First the lines: for each of 20 methods, is the best throughput within the device's
+memory above plain training's, by the two whole models and by the p-score, compared with
+the best measured one? Then the points: each series is fitted to four of them, evenly
+spaced with both ends, and predicts the others.
 
     python -m benchmarks.proofs papaya
 """

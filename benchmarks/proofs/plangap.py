@@ -1,10 +1,10 @@
-"""How far from the optimum are plans, and what do they take, with up to six actions?
+"""How far are plans from the optimum, and how long do they take, with many actions?
 
 Problems are drawn at random, with the proportions of measured layers (see
-`benchmarks.problems`). Each gets a budget between its least peak and keeping
-everything, and is planned by ``auto``, three times, and by ``optimal``. A gap is what a
-plan costs beyond the optimum, as a share of what recomputing everything costs. Times
-are of the CPU, so that other work on the machine says little.
+`benchmarks.problems`). Each has a budget between its least peak and keeping everything,
+and is planned by ``auto``, three times, and by ``optimal``. A gap is a plan's cost
+above the optimum, divided by the cost of recomputing everything. Times are CPU times,
+so other work on the machine has little effect.
 
     python -m benchmarks.proofs plangap
     python -m benchmarks.proofs plangap --problems 48

@@ -1,10 +1,10 @@
-"""Given plans, run by turns with the bare model: what do they take?
+"""Runs given plans by turns with the bare model: how long do they take?
 
-One process has a bare model, and one for each plan with a session that plays it back.
-All have the same weights, and no step changes them: every plan has to give plain
-training's loss and gradients, to the last bit. Seconds are the processor's, of forward
-and backward; rounds are compared one by one, so that what disturbs a round disturbs
-both. The heap is to be kept (`HEAP_IS_KEPT`): fresh pages would be most of the time.
+One process has a bare model, and for each plan a model with a session that follows it.
+All have the same weights, and no step changes them: each plan must give plain
+training's loss and gradients, bit by bit. Seconds are CPU time of forward and backward.
+Rounds are compared one by one, so that disturbances affect both. The heap must be kept
+(`HEAP_IS_KEPT`), or mapping new pages would take most of the time.
 """
 
 from __future__ import annotations

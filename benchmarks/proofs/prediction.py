@@ -1,11 +1,11 @@
-"""How far is a step's growth from what was predicted for its shape and plan?
+"""How far is a step's growth from the prediction for its shape and plan?
 
-Each model is trained on shapes it never saw before, under plans that alternate
-between the planner's own, for budgets drawn at random, and random ones. The library
-learns from the steps it measures (collecting ones, and fallbacks at shapes it does
-not trust); a step under a plan is no such sample. Only growths from 100 MiB up
-count: readings of a process's memory differ by a megabyte or so. An accelerator's are
-exact: there growths from 16 MiB up count, batches are a third, and bars are closer.
+Each model trains on new shapes, by turns under the planner's plans, for random budgets,
+and under random plans. The library learns from the steps that it measures (collecting
+ones, and fallbacks at shapes that it does not trust); a step under a plan is no such
+sample. Only growths of at least 100 MiB count, because readings of a process's memory
+differ by about a megabyte. An accelerator's are exact: there growths of at least 16 MiB
+count, batches are a third, and bars are tighter.
 
     python -m benchmarks.proofs prediction
     python -m benchmarks.proofs prediction --pairs 30 --models vit

@@ -3,20 +3,20 @@
     python -m benchmarks.proofs ranks
     python -m benchmarks.proofs ranks --steps 200
 
-Two processes train one model, sharded by `fully_shard` with two groups inside of each
-layer, so that a recomputation gathers weights again. Every batch has a random length,
-another one on each rank, so that plans differ by rank and come at other times; the
-ranks agree before each forward. A process that hangs is ended, and the proof fails.
+Two processes train one model, sharded by `fully_shard` with two groups inside each
+layer, so that a recomputation gathers weights again. Each batch has a random length,
+different on each rank, so ranks have different plans at different times; they agree
+before each forward. A process that hangs is ended, and the proof fails.
 
-Peaks are the resident set's, judged as they are read; readings repeat to about a MiB.
-In bare training of this model the resident set rises, too, by a MiB per hundred steps:
-oneDNN keeps code for GELU by shape, some 70 KiB a length (none of it stays where
-``ONEDNN_PRIMITIVE_CACHE_CAPACITY`` is 0). So each length is trained once before the
+Peaks are those of the resident memory; readings repeat to about a MiB. The resident
+memory also rises in bare training of this model, by a MiB in a hundred steps: oneDNN
+caches code for GELU by shape, some 70 KiB for each length (none with
+``ONEDNN_PRIMITIVE_CACHE_CAPACITY`` 0). So each length is trained once before the
 session begins. What is held between steps is printed every hundred steps, with a bar.
 
-What an exchange takes is printed twice: in training, where the rank that is ahead waits
-in it for the other one (as it would in the next weights' gathering), and by itself,
-when both begin at the same time.
+The time of an exchange is printed twice: in training, where the faster rank waits for
+the other one (as it would when weights are gathered next), and alone, when both begin
+at the same time.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""The reference run: what a change to the library's inside must leave as it is.
+"""The reference run: what a change to the library's internals must not change.
 
 Eight small models train on the simulated device that computes, under three budgets and
-two menus, and five large ones on the hollow card. Segments of the small ones can grow:
-those of fixed size are as large as what they hold. The plan, the peak and the loss of
-every step, and the virtual times, are compared with `reference.json` beside this file,
-and each difference is listed. ``--update`` writes that file anew: a difference is
-meant, and named in the commit, or a fault.
+two menus, and five large ones on the hollow card. The small ones have expandable
+segments, because segments of fixed size are as large as what they hold. The plan, the
+peak and the loss of each step, and the virtual times, are compared with
+`reference.json` in this folder, and each difference is listed. ``--update`` writes that
+file again: a difference must be intended and named in the commit, or it is a bug.
 
     python -m benchmarks.proofs reference
     python -m benchmarks.proofs reference --models gpt2 --no-times

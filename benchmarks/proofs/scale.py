@@ -1,8 +1,8 @@
-"""Real models on cards of their true size: who trains them fastest within the memory?
+"""Real models on cards of true size: which strategy trains fastest in the memory?
 
 Each workload trains on each of its cards under each strategy (`benchmarks.scale`), in a
-separate process, on the hollow card or on a part of one that is there. Seconds are
-the card's, in the mean of the steps after the tenth.
+separate process, on the hollow card or within a limit on a real one. Seconds are the
+card's, the mean of the steps after the tenth.
 
     python -m benchmarks.scale --expandable no --strategies hf whole
     python -m benchmarks.scale --device cuda --out runs

@@ -1,20 +1,20 @@
 """Do 1,000 steps of mixed lengths stay within the budget, and is the budget used?
 
 The first shapes of a run are short, the last are the longest, in between they are
-mixed. One process finds a budget: what plain training grows by on the shape at `_RANK`
-of the run's by size, so that all larger ones need a plan, over what training holds
-between its steps once it has seen many shapes (oneDNN keeps kernels by shape: 40 MiB
-for the ResNet). Another process trains under mimose; with ``--limit`` the system, or
-the device's allocator, enforces the budget there, and a third process shows that plain
-training fails under the same limit.
+mixed. One process finds a budget. It is what training holds between steps after many
+shapes (oneDNN caches kernels by shape: 40 MiB for the ResNet), plus plain training's
+growth on the shape at quantile `_RANK` of the run's sizes, so that all larger ones need
+a plan. Another process trains under mimose. With ``--limit`` the system or the device's
+allocator enforces the budget there, and a third process shows that plain training fails
+under the same limit.
 
     python -m benchmarks.proofs soak
     python -m benchmarks.proofs soak --limit --steps 300 --models bert
     python -m benchmarks.proofs soak --device sim
 
-On an accelerator bytes are reserved ones, taken in segments of up to 20 MiB, so that
-plain training at its rank can grow by less than the longest shape with everything
-recomputed: the budget leaves at least 15% over the latter there.
+On an accelerator bytes are reserved memory, in segments of up to 20 MiB. So plain
+training at that quantile may grow less than the longest shape with everything
+recomputed; there the budget is at least 15% above the latter.
 """
 
 from __future__ import annotations

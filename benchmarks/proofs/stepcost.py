@@ -1,15 +1,15 @@
-"""What does a step take of the host, beside a bare one and one that is checkpointed?
+"""How much host time does a step take, compared with bare and checkpointed training?
 
-A step's Python decides how fast an accelerator is that waits for it. Twenty-four layers
-of BERT, so small that their arithmetic takes nothing, are trained under the library,
-bare, and with the checkpointing of transformers, by turns. What counts is the CPU time
-of the process, which others on a busy machine disturb less than they do its seconds;
-the ratios are medians of those of each round.
+If an accelerator waits for the host, a step's Python code determines its speed. A BERT
+of twenty-four layers, so small that arithmetic takes almost no time, trains by turns
+under the library, bare, and with transformers' checkpointing. CPU time of the process
+counts, which other load of the machine disturbs less than seconds. Ratios are medians
+over rounds.
 
     python -m benchmarks.proofs stepcost --threads 1
     python -m benchmarks.proofs stepcost --threads 1 --device sim --out docs/results/sim
 
-The simulated device is hollow: what a step takes there is the host's share alone.
+The simulated device is hollow: a step takes only the host's time there.
 """
 
 from __future__ import annotations

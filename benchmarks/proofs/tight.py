@@ -1,15 +1,15 @@
-"""Is a tight budget kept from the first step on, and an impossible one refused?
+"""Is a tight budget kept from the first step on, and is an impossible one an error?
 
 One process measures the least that any plan can reach for one shape: everything
-recomputed, AdamW's state and its steps included. Then the budget is set 3% of that
-growth above, and another process has to keep it from its first step, when the state
-is still to come; and 3% below, where the library has to say so, and what holds the
-memory, after two steps at the most.
+recomputed, with AdamW's state and its steps. Then another process must keep a budget
+above that by 3% of the growth, from its first step, before the state exists. With a
+budget 3% below, the library must raise an error that says what holds the memory, after
+at most two steps.
 
     python -m benchmarks.proofs tight
     python -m benchmarks.proofs tight --device sim
 
-On an accelerator all bytes are reserved ones, and the least is that of steps which
+On an accelerator all bytes are reserved memory, and the least is that of steps that
 begin without cached blocks.
 """
 

@@ -1,4 +1,4 @@
-"""What is trained: models of 0.3B to 8B by their configurations, and their batches."""
+"""Models of 0.3B to 8B parameters from their configurations, and their batches."""
 
 from __future__ import annotations
 

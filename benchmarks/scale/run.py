@@ -1,7 +1,7 @@
 """One run: a workload on a card under a strategy, in a separate process.
 
-Sessions learn in the steps, not in a thread beside them: how far that lags behind
-depends on what else the host does, and so would the rows.
+Sessions learn in the steps, not in the worker thread: its delay depends on the host's
+other load, and so would the rows.
 """
 
 from __future__ import annotations

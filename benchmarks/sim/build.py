@@ -1,4 +1,4 @@
-"""Compiling the simulated accelerator, once for each torch and each of its sources."""
+"""Compiles the simulated accelerator, once for each version of torch and sources."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""The module ``torch.sim``: to the simulated accelerator as ``torch.cuda`` to CUDA.
+"""The module ``torch.sim``: for the simulated accelerator what ``torch.cuda`` is.
 
-A random state is a seed and an offset that grows by 4 with every operator that draws,
-as that of CUDA's generators does. Each device has one stream, and its kernels have run
-when the host goes on: an event has always happened. What would make a host wait for a
-device is counted: see `waits`.
+A random state is a seed and an offset, which grows by 4 with each operator that draws,
+as in CUDA's generators. Each device has one stream, whose kernels have always run when
+the host continues, so each event has already happened. `waits` counts the calls for
+which a host would wait for a device.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
 """The hollow card: the simulated accelerator at the true size of models and cards.
 
-A hollow device computes nothing. Shapes, types, strides, aliases and every byte of the
-allocator are as on the device that computes; a clock tells what a card of given rates
-would have taken. So an 8B model trains on an 80 GiB card in a tenth of a second a step,
-in half a GiB of host memory.
+A hollow device computes nothing. Shapes, dtypes, strides, aliases and every byte of the
+allocator are as on the device that computes. A clock adds the time that a card with
+given rates would take. So an 8B model trains on an 80 GiB card in a tenth of a second a
+step, in half a GiB of host memory.
 
 Note: [What a hollow card does not model]
-Every kernel takes its launch and, by the roofline, the more of its FLOPs and its bytes
-at the card's rates: large products and small ones reach the same share of the peak.
-Kernels and host do not run side by side: the clock adds what the device does.
-Workspaces are those of cuBLAS and of the attention backwards; cuDNN, cuBLASLt, cub, the
-CUDA context and NCCL take none. What is read of a tensor of more than 256 bytes (of
-integers, a MiB) is zero, so that no value of a loss or a gradient means anything;
-operators whose result's size depends on the data of a large tensor raise.
+Each kernel takes its launch and, by the roofline, the longer of the times for its FLOPs
+and its bytes at the card's rates: large and small products reach the same share of the
+peak. Kernels and host do not run in parallel: the clock only adds the device's time.
+Workspaces are those of cuBLAS and of attention backwards; cuDNN, cuBLASLt, cub, the
+CUDA context and NCCL take none. A tensor of more than 256 bytes (of integers, a MiB)
+reads as zero, so values of losses and gradients mean nothing. Operators whose output
+size depends on the data of a large tensor raise an error.
 """
 
 from __future__ import annotations

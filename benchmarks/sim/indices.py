@@ -1,4 +1,4 @@
-"""Which of the simulated devices is meant."""
+"""Finds the index of a simulated device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Making the simulated accelerator a device of torch's, called ``sim``."""
+"""Registers the simulated accelerator as a torch device called ``sim``."""
 
 from __future__ import annotations
 

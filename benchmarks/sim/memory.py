@@ -1,4 +1,4 @@
-"""The memory of the simulated accelerator: as in `torch.cuda`, and what tests set."""
+"""The memory of the simulated accelerator: as in `torch.cuda`, with knobs for tests."""
 
 from __future__ import annotations
 
