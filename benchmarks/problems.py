@@ -50,16 +50,16 @@ _FAMILIES = tuple(_FREED)
 
 
 class _Block(NamedTuple):
-    """Like layers in a row."""
+    """Consecutive equal layers."""
 
     family: str
     n_calls: int
     layer_bytes: float
-    """Held by a layer that keeps everything."""
+    """What a layer holds that keeps everything."""
     seconds: float
-    """Of a layer's forward and backward."""
+    """The seconds of a layer's forward and backward."""
     weight_bytes: float
-    """Of its gradients, which its backward leaves."""
+    """The bytes of its gradients, which its backward retains."""
 
 
 def draw_problem(

@@ -312,7 +312,7 @@ def _raise_if_edited(
 
 
 def _holders(tensor: torch.Tensor) -> tuple[int, ...]:
-    """Count who holds a tensor, its base if it has one, and their storage."""
+    """Count the holders of a tensor, of its base if it has one, and their storage."""
     base, storage = base_of(tensor), tensor.untyped_storage()
     counts = [storage_users(storage_key(storage)), getrefcount(storage)]
     for each in [tensor] if base is None else [tensor, base]:
@@ -345,7 +345,7 @@ def _sole_holders() -> frozenset[tuple[int, ...]]:
 
 
 class _CountHolders(torch.autograd.Function):
-    """Saves a tensor, and counts in backward who holds it."""
+    """Saves a tensor, and counts its holders in the backward."""
 
     @staticmethod
     def forward(ctx: Any, tensor: torch.Tensor, seen: list[Any]) -> torch.Tensor:

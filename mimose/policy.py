@@ -941,14 +941,14 @@ class Policy:
         headroom_bytes: float,
         is_over: bool,
     ) -> None:
-        """Take in how a planned step came out.
+        """Learn from the outcome of a planned step.
 
         Args:
             step_input: The step's context and sizes.
-            decision: With a prediction.
-            observed_bytes: The growth; None where the meter tells no peak.
-            headroom_bytes: What it might have grown by.
-            is_over: Whether it passed the budget.
+            decision: Its decision.
+            observed_bytes: Its growth; None if the meter reads no peak.
+            headroom_bytes: The most that it could grow within the budget.
+            is_over: Whether it was over the budget.
         """
         chosen, predicted = decision.chosen, decision.growth_bytes
         if chosen is None:

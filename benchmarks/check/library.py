@@ -24,14 +24,14 @@ from mimose.session import attach
 
 _EXACT_STEPS, _STEPS = 5, 60
 _SHARE = 0.6
-"""Of the growth of plain training, that a budget leaves."""
+"""The share of plain training's growth that a budget leaves."""
 _EXPANDABLE_BAR = 1.25
-"""Reserved for each requested byte, where segments can grow."""
+"""The most reserved bytes for each requested byte, with expandable segments."""
 _ERROR_BAR, _LOW_BAR = 0.02, 0.01
 _FIRST = 10
-"""Planned steps that are counted apart: what kept layers need is learned in them."""
+"""First planned steps, counted separately, which show what kept layers need."""
 _AMPLE_SHARE, _LEFT_SHARE = 1.2, 0.6
-"""Of plain training's growth: what the budget leaves, and what there is later."""
+"""Shares of plain training's growth: what the budget leaves, and what is left later."""
 
 
 def exactness(device: torch.device) -> Iterator[Line]:
@@ -66,7 +66,7 @@ def _recomputed(
 
 
 def same_weights(what: str, run: Callable[[bool], Sequence[torch.Tensor]]) -> Line:
-    """Tell whether a run's weights are the bare model's.
+    """Check whether a run's weights equal the bare model's.
 
     Args:
         what: What was run.

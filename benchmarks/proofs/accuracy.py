@@ -122,7 +122,7 @@ def load(fold: int) -> tuple[Batch, Batch]:
 
 
 def is_layer(module: nn.Module) -> bool:
-    """Tell what is planned for: residual blocks, and the stem before them."""
+    """Whether a module is a layer: a residual block, or the stem before them."""
     return type(module).__name__ in ("ResNetEmbeddings", "ResNetBasicLayer")
 
 

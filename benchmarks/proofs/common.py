@@ -33,9 +33,9 @@ Task: TypeAlias = Mapping[str, Any]
 Rows: TypeAlias = Iterator[Mapping[str, Any]]
 """What a child's ``work`` yields."""
 Options: TypeAlias = argparse.Namespace
-"""What a proof was asked with, by its `OPTIONS`."""
+"""The values of a proof's `OPTIONS`."""
 Option: TypeAlias = tuple[str, dict[str, Any]]
-"""Of a command line: its name, and how argparse is to read it."""
+"""A command-line option: its name, and arguments of argparse."""
 
 
 def device(default: str) -> Option:
@@ -109,7 +109,7 @@ class Bar:
 
     what: str
     value: float | None
-    """None where nothing was measured; the bar is missed then."""
+    """The measured value; None if nothing was measured, then the bar is missed."""
     at_most: float = math.inf
     at_least: float = -math.inf
     is_share: bool = False
@@ -184,7 +184,7 @@ Verdict: TypeAlias = tuple[Mapping[str, object], list[Bar]]
 
 
 def progress(text: str) -> None:
-    """Tell who waits how far it is; on the error output, apart from the answer."""
+    """Show the progress on standard error, apart from the answer."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 

@@ -9,10 +9,10 @@ step has another seed, so that weights do not depend on lost steps.
     python -m benchmarks.proofs faults
 
 A fault counts only if it occurred. A session must lose no step that bare training does
-not lose (with 2 MiB less memory, if others take memory). It must end with the weights
-of a bare run of the same steps, bit by bit, and leave no patch, hook, thread, open file
-or limit of the allocator. If a trial hangs for five minutes, the run ends and says
-where.
+not lose. (If a fault takes memory, bare training has 2 MiB less.) It must end with the
+weights of a bare run of the same steps, bit by bit, and leave no patch, hook, thread,
+open file or limit of the allocator. If a trial hangs for five minutes, the run ends and
+says where.
 
 Each trial is drawn from the seed and its number, and counts are written after it.
 Ctrl-C or SIGTERM ends a run with the table and the bars so far; ``--resume`` continues
@@ -76,9 +76,9 @@ _LINES |= {"optimizer": 150, "detach": 400}
 _ALLOCATIONS = {"forward": 90, "backward": 130, "optimizer": 30}
 _HANG_SECONDS, _HUNG_SECONDS = 300, 0.3
 _SEGMENT_BYTES = 2 * 2**20
-"""Of the allocator, for small tensors."""
+"""The allocator's segment for small tensors."""
 _TEXT = r'"(?:\\.|[^"\\])*"'
-"""In JSON."""
+"""A string in JSON."""
 _WRONG = "lost by the session alone", "changed results", "left behind"
 _COUNTS = ("trials", "struck", "lost bare too", *_WRONG)
 
@@ -533,12 +533,12 @@ def _between(share: float) -> int:
 
 
 def _room(job: _Training, share: float) -> int:
-    """Return the room that a fault leaves: bare training is left a segment less.
+    """Return the memory that a fault leaves: for bare training a segment less.
 
-    Recomputation frees and takes in another order, and the first one of a layer is
-    compared with its forward: in a toy's few segments it can take one more. Cached
-    blocks are freed: no other process gets what one has reserved, and bare training,
-    which has reserved more, would live on that.
+    Recomputation frees and allocates in another order, and a layer's first one is
+    compared with its forward. In the few segments of a small model this can take one
+    more. Cached blocks are freed, because no other process gets reserved memory, and
+    bare training, which has reserved more, would use it.
     """
     _sim().empty_cache()
     return _between(share) - (_SEGMENT_BYTES if job.options is None else 0)

@@ -38,11 +38,11 @@ OPTIONS = (common.count("--runs", 3, "an arm"),)
 _FIXED = "fixed rows"
 _ROWS, _RATE = 16, 5e-4
 _MOST_ROWS = 64
-"""Of the sampler: four times the rows, twice the rate at most."""
+"""The sampler's limit: at most four times the rows, so at most twice the rate."""
 _BUDGET = "+600MiB"
-"""Fixed rows of the longest texts need as much with everything kept."""
+"""A batch of fixed rows of the longest texts needs as much with everything kept."""
 _ACCURACY, _EVERY, _MOST_EPOCHS = 0.6, 512, 12
-"""Asked for after so many samples."""
+"""The accuracy to reach, the samples between evaluations, the most epochs."""
 _MEANS = "seconds", "samples", "steps"
 _LABELS, _TOKENS, _VOCABULARY = 12, 384, 4096
 

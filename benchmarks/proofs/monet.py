@@ -56,9 +56,10 @@ OPTIONS = (
 )
 
 _SHARES = (1 / 2, 1 / 3)
-"""Of plain training's growth, that are planned for."""
+"""The planned shares of plain training's growth."""
 _LEAST_AS_GOOD = 4
-"""Models of which a third of the memory is to cost no more than published."""
+"""The least number of models for which a third of the memory costs no more than
+published."""
 _MOST = 0.16
 """MONeT's overhead at a third of the memory, of all its models the most."""
 
@@ -80,12 +81,12 @@ def published(model: str, share: float) -> tuple[float, float] | None:
     """Return MONeT's overhead at a share of the memory, linear between two rows.
 
     Args:
-        model: By name.
-        share: Of what plain training holds.
+        model: The model's name.
+        share: The share of plain training's memory.
 
     Returns:
-        The overhead, and its share of the memory: more than was asked for where MONeT's
-        rows end before. None where it has no row of the model.
+        The overhead, and its share of the memory, which is larger if MONeT has no row
+        of so small a share. None if it has no row of the model.
     """
     lines = {line.split()[0]: line.split()[1:] for line in _PUBLISHED.split("\n")[1:-1]}
     if model not in lines:

@@ -111,7 +111,7 @@ def by_turns(
     batch: Mapping[str, Any],
     n_rounds: int,
 ) -> Iterator[dict[str, Any]]:
-    """Run a batch bare and under each plan, round by round, in an order drawn anew.
+    """Run a batch bare and under each plan, in rounds with a random order.
 
     Raises:
         RunFailedError: A layer refused its action, or a plan gave another loss or

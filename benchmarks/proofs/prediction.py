@@ -74,7 +74,7 @@ class Alternating:
         self._random = random.Random(seed)
         self._n_made = 0
         self.source = ""
-        """Of the last plan; whoever reads it empties it."""
+        """The source of the last plan; cleared when it is read."""
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Make a plan; its budget is not read."""

@@ -55,10 +55,10 @@ _SECONDS_A_STEP = 2.0
 _SECONDS_TO_START = 120.0
 _SUMMED = ("partly_recomputed", "changed", "exchanges", "over")
 _MOST_SHARE = 0.02
-"""Of a step's time, for an exchange by itself."""
+"""The largest share of a step's time for an exchange alone."""
 _LEAST_PLANNED = 0.9
 _MOST_RISE_MIB = 2
-"""Of what is held between steps, in all hundreds of steps behind the first."""
+"""The largest rise of what is held between steps, after the first hundred steps."""
 
 
 def ask(settings: Settings, options: Options) -> Answer:

@@ -54,8 +54,8 @@ _HOLLOW = (
 _HOLLOW_STEPS = 30
 _TIMED = "seconds", "ooms", "over", "reruns", "reserved_bytes"
 _FAILED = "did not fit"
-"""In place of a loss; growths of some MiB leave little room between segments. What
-comes after it is not compared with the bare model's, which trains on that batch."""
+"""Stands for a loss. With growths of a few MiB, little memory is left between segments.
+Later steps are not compared with the bare model's, which trains on that batch."""
 _LARGEST = 0.01
 """Share by which a virtual time may differ."""
 
@@ -65,7 +65,7 @@ class _Model(NamedTuple):
     like: str
     """The zoo's model whose batches it takes."""
     sizes: Callable[[int], dict[str, int]]
-    """Of a batch of a length."""
+    """Returns the sizes of a batch of a length."""
     longest: int = 192
 
 

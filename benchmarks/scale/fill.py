@@ -97,8 +97,8 @@ class Trials:
         """Train batches until one runs out of memory; return a row's columns.
 
         Args:
-            strategy: How.
-            size: Rows, or tokens, of a batch at most; 0 where the sampler chooses.
+            strategy: The strategy.
+            size: The most rows, or tokens, of a batch; 0 if the sampler chooses.
             groups: The batches; they may ask for `session`.
             warm: Steps that the rate leaves out.
         """

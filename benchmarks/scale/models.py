@@ -22,23 +22,23 @@ _MIDDLE = 0.8
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Workload:
-    """A model, how its batches vary, and where it is trained."""
+    """A model, the variation of its batches, and its cards."""
 
     build: Callable[[], nn.Module]
     batch: Callable[[int, Sizes], Batch]
-    """Of so many samples of these lengths; on the default device."""
+    """Takes the number of samples and their lengths; on the default device."""
     rows: int
-    """Samples a batch."""
+    """Samples in a batch."""
     spans: tuple[tuple[int, int], ...]
     """The shortest and the longest of each length."""
     cards: tuple[int, ...]
     """Sizes in GiB."""
     dtype: str = "amp"
-    """``amp``: float32 weights under autocast; else the weights' type."""
+    """``amp`` for float32 weights under autocast; otherwise the dtype of weights."""
     median: float | None = None
-    """Of lengths; None for `_MIDDLE` of each span's geometric middle."""
+    """The median length; None for `_MIDDLE` of each span's geometric middle."""
     spread: float = 0.55
-    """Of the logarithms of lengths, as in text corpora."""
+    """The spread of the logarithms of lengths, as in text corpora."""
 
     def sizes(self, n: int, seed: int) -> Iterator[Sizes]:
         """Yield the lengths of batches: log-normal, and the longest three times."""

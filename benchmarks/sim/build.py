@@ -21,7 +21,7 @@ class SimUnavailableError(RuntimeError):
 
 
 def why_not() -> str:
-    """Return why it cannot be built here; "" where it can be, or is built already."""
+    """Return why it cannot be built here; "" if it can, or is built already."""
     if library_path().exists() or shutil.which(_compiler()) is not None:
         return ""
     return (

@@ -198,7 +198,7 @@ def rng_copies() -> int:
 
 
 def reset() -> dict[int, int]:
-    """Begin anew, as between two tests.
+    """Reset the device, as between two tests.
 
     Cached memory is freed; total memory, limits, settings, counters, peaks, the
     seeds and the current device are as after `benchmarks.sim.use`. While any memory

@@ -75,7 +75,7 @@ def set_others(n_bytes: int, device: Device = None) -> None:
 
 
 def fail_allocation(nth: int, device: Device = None) -> None:
-    """Have the nth allocation from now on fail, once, whatever is free; 0 for none."""
+    """Make the nth allocation from now fail, once, even with free memory; 0: none."""
     torch.ops.sim.fail_allocation(index_of(device), nth)
 
 

@@ -1,6 +1,6 @@
 """The command line: `mimose demo`, `advise`, `bench`, `report`.
 
-In `main` each command is a function whose docstring is its help. All leave JSON in a
-file and end with words; with ``--json`` the JSON alone is printed. Everything heavy,
-and everything that an extra installs, is imported when a command needs it.
+In `main` each command is a function whose docstring is its help. All write JSON to a
+file and print text; with ``--json`` they print only the JSON. Heavy packages, and those
+that an extra installs, are imported when a command needs them.
 """

@@ -1,4 +1,4 @@
-"""Tell: text for people, numbers for loggers, pages for browsers.
+"""Shows a run: text for a terminal, numbers for loggers, pages for browsers.
 
-In come a run's records; out goes what is shown. Nothing here changes a run.
+The input is a run's records. Nothing here changes a run.
 """
