@@ -182,12 +182,12 @@ def _dtype_of_loss(logits: torch.Tensor) -> torch.dtype:
 
 
 class _Options(NamedTuple):
-    """What a loss is asked to be."""
+    """The options of a loss."""
 
     reduction: int
     ignore_index: int
     dtype: torch.dtype
-    """In which the loss is computed; the logits' own, or a wider one."""
+    """The dtype in which the loss is computed: the logits' own, or a wider one."""
 
 
 class _ByRows(torch.autograd.Function):

@@ -84,7 +84,7 @@ _COUNTS = ("trials", "struck", "lost bare too", *_WRONG)
 
 
 def ask(settings: Settings, options: argparse.Namespace) -> Answer:
-    """Let faults strike, and count what they did."""
+    """Injects faults, and counts their effects."""
     path, ended = settings.out / "faults.csv", 0
     answer = Answer.begun(path, resume=options.resume)
     found = {row["fault"]: {n: row[n] for n in _COUNTS} for row in answer.rows}
@@ -218,7 +218,7 @@ class _Training:
 
     @contextlib.contextmanager
     def _phase(self, name: str, step: int = -1) -> Iterator[None]:
-        """Let the fault strike, perhaps. What a step raises is the loop's to catch."""
+        """Inject the fault if it is due; the loop catches a step's error."""
         is_here = (self.fault.phase, self.fault.step) == (name, step)
         is_here &= not self.fault.struck
         try:

@@ -56,7 +56,7 @@ class Role(enum.Enum):
 # ------------------------------------------------------------- who saves a tensor now
 
 _PRODUCTS = frozenset(("conv1d", "conv2d", "conv3d", "linear"))
-"""Of their first argument and a weight."""
+"""Functions that multiply their first argument with a weight."""
 _NORMS = frozenset(("batch_norm", "group_norm", "layer_norm", "rms_norm"))
 _OF_ARGUMENTS = {
     **dict.fromkeys(("matmul", "__matmul__", "mm", "bmm"), 2),

@@ -172,7 +172,7 @@ class _Seen:
         storage = tensor.untyped_storage()
         self.n_bytes = storage.nbytes()
         self.boxes: dict[Hashable, Box] = {}
-        """By role."""
+        """The packed forms, by role."""
         self._version = version_of(tensor)
         self._words = words
         self._storage: weakref.ref[Any] = weakref.ref(storage)
