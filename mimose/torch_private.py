@@ -13,6 +13,7 @@ Aliases are the objects themselves, so they add no call in a step.
 from __future__ import annotations
 
 import contextlib
+import functools
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -556,9 +557,9 @@ def are_parametrizations_cached() -> bool:
     return bool(parametrize._cache_enabled)
 
 
-def cached_parametrizations() -> dict[tuple[int, str], Any]:
-    """Return what ``parametrize.cached()`` has computed so far, to forget some of it.
+cached_parametrizations: Callable[[], dict[tuple[int, str], Any]]
+cached_parametrizations = functools.partial(getattr, parametrize, "_cache")
+"""Returns what ``parametrize.cached()`` has computed so far, to forget some of it.
 
-    Public is what turns it on; no thread about a way to ask was found.
-    """
-    return parametrize._cache
+Only turning it on is public; no thread about a way to read it was found.
+"""
