@@ -87,11 +87,14 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
     Raises:
         ValueError: It is none, or too small.
     """
-    is_one = hasattr(value, "__index__") and not isinstance(value, bool)
-    if not is_one or value < least:
+    try:
+        found = least - 1 if isinstance(value, bool) else operator.index(value)
+    except TypeError:
+        found = least - 1
+    if found < least:
         msg = f"{name} must be an integer of at least {least}, got {value!r}"
         raise ValueError(msg)
-    return operator.index(value)
+    return found
 
 
 def check_agree(agree: object) -> None:

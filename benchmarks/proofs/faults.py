@@ -384,8 +384,13 @@ class _Handler(_AtLine):
     phases = ("watch", "forward", "backward", "optimizer")
 
     def strike(self, job: _Training) -> None:
-        if session := job.session:
-            ask = lambda *_: (json.dumps(session.state_dict()), session.report())  # noqa: E731
+        session = job.session
+        if session is not None:
+
+            def ask(*_: Any) -> None:
+                json.dumps(session.state_dict())
+                session.report()
+
             before = signal.signal(signal.SIGUSR1, ask)
             signal.raise_signal(signal.SIGUSR1)
             signal.signal(signal.SIGUSR1, before)
