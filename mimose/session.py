@@ -345,19 +345,20 @@ class Session:
             TypeError: `closure` is not callable.
         """
         check_closure(closure)
-        restore_gradients = saved_gradients(self._raise_if_detached())
-        snapshot = self._engine.rollback.snapshot()
-        snapshot.take()
-        attempts = self.attempts()
-        while True:
-            try:
-                return closure()
-            except RuntimeError as error:
-                if not attempts.can_follow(error):
-                    raise
-            attempts.prepare()
-            snapshot.restore()
-            restore_gradients()
+        self._raise_if_detached()
+        describer = self._engine.describer
+        restore_gradients = saved_gradients(describer.own_parameters())
+        attempts, is_outdated = self.attempts(), describer.is_outdated()
+        with self._engine.rollback.of_step(is_outdated=is_outdated) as snapshot:
+            while True:
+                try:
+                    return closure()
+                except RuntimeError as error:
+                    if not attempts.can_follow(error):
+                        raise
+                attempts.prepare()
+                snapshot.restore()
+                restore_gradients()
 
     def micro_batches(
         self, batch: Batch, *, lengths: Lengths = None, loss: Loss = "rows"

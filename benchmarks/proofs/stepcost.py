@@ -2,7 +2,8 @@
 
 If an accelerator waits for the host, a step's Python code determines its speed. A BERT
 of twenty-four layers, so small that arithmetic takes almost no time, trains by turns
-under the library, bare, and with transformers' checkpointing. CPU time of the process
+under the library, without and with `Session.step`, bare, and with transformers'
+checkpointing. CPU time of the process
 counts, which other load of the machine disturbs less than seconds. Ratios are medians
 over rounds.
 
@@ -69,13 +70,17 @@ def judge(name: str, rows: Sequence[Row]) -> common.Verdict:
         return float(statistics.median(own))
 
     _, other, most = _PLANS[name]
-    ways = ("bare", "checkpointed", "attached")
+    ways = ("bare", "checkpointed", "attached", "stepped")
     line = {
         **{f"{way} ms": 1e3 * median(f"{way}_seconds") for way in ways},
         **{f"{way} calls": rows[0][f"{way}_calls"] for way in ways},
-        f"of {other}": median("attached_seconds", f"{other}_seconds"),
+        **{
+            f"{way} of {other}": median(f"{way}_seconds", f"{other}_seconds")
+            for way in ways[2:]
+        },
     }
-    return line, [Bar(f"CPU time, of {other}", line[f"of {other}"], most)]
+    bars = [(f"{way} of {other}", most) for way in ways[2:]]
+    return line, [Bar(f"CPU time, {name}", line[name], most) for name, most in bars]
 
 
 # ------------------------------------------------------------------ in the child
@@ -103,7 +108,10 @@ def work(task: Task) -> Rows:
         for length, (name, (action, _, _)) in enumerate(_PLANS.items(), 5):
             # Another shape, and so another plan
             playback.tell(action * _N_LAYERS)
-            steps = {way: partial(_step, each, length) for way, each in ways.items()}
+            steps: dict[str, Callable[[], object]] = {
+                way: partial(_step, each, length) for way, each in ways.items()
+            }
+            steps["stepped"] = partial(session.step, steps["attached"])
             for step in steps.values():
                 step()
             playback.settle(session, steps["attached"])

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import compress
 
 import torch
@@ -83,6 +84,10 @@ class Snapshot:
             self.saved = SavedTensors(slots)
             self.saved.states += self._constants.states
 
+    def is_current(self) -> bool:
+        """Whether the model's attributes are what they were when it was taken."""
+        return self._state is not None and self._state.is_now()
+
     def restore(self) -> None:
         """Restore everything, tensors in place."""
         assert self._state is not None
@@ -127,15 +132,41 @@ class Rollback:
         self.is_wide = True
         self._has_compared = False
         """Whether a forward was compared after all layers were known."""
+        self._n_renewed = 0
+        self._of_step: tuple[object, Snapshot] | None = None
+        """The snapshot of the last `Session.step`, and at which findings it was made.
+        To make it takes as long as a forward of many layers."""
         self.renew()
 
     def renew(self) -> None:
         """Make the snapshot again, because the model's modules have changed."""
         self._version = -1
         """The findings' version when the snapshot was made."""
-        self._snapshot = self.snapshot()
+        self._n_renewed += 1
+        self._snapshot = self._make()
 
-    def snapshot(self) -> Snapshot:
+    @contextmanager
+    def of_step(self, *, is_outdated: bool) -> Iterator[Snapshot]:
+        """Save all that the forwards of one `Session.step` may change, until it ends.
+
+        Args:
+            is_outdated: Whether the model's modules have changed since the last
+                forward.
+        """
+        version = self._n_renewed, self._findings.version
+        made, self._of_step = self._of_step, None
+        if made and made[0] == version and not is_outdated and made[1].is_current():
+            snapshot = made[1]
+        else:
+            snapshot = self._make()
+        snapshot.take()
+        try:
+            yield snapshot
+        finally:
+            snapshot.saved = SavedTensors(())
+            self._of_step = version, snapshot
+
+    def _make(self) -> Snapshot:
         """Return a snapshot of what a forward changes, not yet taken."""
         layers = (slot for layer in self._layers for slot in layer.may_change())
         running = running_statistics(self._model.modules())
@@ -149,7 +180,7 @@ class Rollback:
         """
         if self._version != self._findings.version:
             self._version = self._findings.version
-            self._snapshot = self.snapshot()
+            self._snapshot = self._make()
             self._has_compared = False
         self.is_wide = not (is_planned and self._has_compared)
         self._snapshot.take(is_wide=self.is_wide)

@@ -28,7 +28,7 @@ from mimose.inputs.compiled import unwrapped
 from mimose.inputs.layers import raise_if_checkpointed
 from mimose.inputs.sharding import groups_in, own_parameters, waits_for_reduction
 from mimose.tensors import local_bytes
-from mimose.torch_private import buffers_of, submodules_of
+from mimose.torch_private import buffers_of, parameters_of, submodules_of
 from mimose.types import BY_ROWS, MOST_CONTEXTS, StepInput
 
 # ------------------------------------------------------------------- a call's shape
@@ -510,6 +510,7 @@ class Describer:
         # Scripted modules have no such tables, and cannot change.
         self._inside = [t for t in map(submodules_of, modules) if isinstance(t, dict)]
         self._buffers = [t for t in map(buffers_of, modules) if isinstance(t, dict)]
+        self._own = [t for t in map(parameters_of, modules) if isinstance(t, dict)]
         self._structure = self._read_structure()
         self._attributes = tuple(vars(m) for m in modules if "training" in vars(m))
         self._odd = tuple(m for m in modules if "training" not in vars(m))
@@ -581,6 +582,18 @@ class Describer:
             self._groups = [group for _, group in groups_in(self._model)]
             self._parameters = tuple(own_parameters(self._model))
             self._kinds = kinds
+
+    def own_parameters(self) -> Sequence[torch.Tensor]:
+        """Return the parameters that an optimizer updates now, without a search.
+
+        A search makes as many calls as a step of many small layers
+        (`python -m benchmarks.proofs stepcost`).
+        """
+        self._read_parameters()
+        if self._groups or self._odd or self.is_outdated():
+            return own_parameters(self._model)
+        now = itertools.chain.from_iterable(map(dict.values, self._own))
+        return [p for p in {id(p): p for p in now}.values() if p is not None]
 
     def gradient_bytes(self) -> tuple[int, int]:
         """Return the bytes of the gradients now, and of those after a backward."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import gc
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, TypeVar
 
 import torch
@@ -30,7 +30,6 @@ from mimose.exceptions import (
     NotRecomputableError,
     RecomputationError,
 )
-from mimose.inputs.sharding import own_parameters
 from mimose.memory.out_of_memory import asked_bytes, is_out_of_memory
 from mimose.runtime.step import Step
 from mimose.tensors import version
@@ -125,21 +124,21 @@ def release_memory(device: torch.device) -> None:
         torch.accelerator.empty_cache()
 
 
-def saved_gradients(model: nn.Module) -> Callable[[], None]:
-    """Save the gradients of a model.
+def saved_gradients(parameters: Iterable[torch.Tensor]) -> Callable[[], None]:
+    """Save the gradients of parameters.
 
     Without gradients (when a window has just begun) this costs nothing; else it holds a
     copy of each.
 
     Args:
-        model: The model.
+        parameters: The parameters.
 
     Returns:
         A function that restores them, in place if the tensors still exist.
     """
     grads = [
         (p, None if p.grad is None else p.grad.detach().clone())
-        for p in own_parameters(model)
+        for p in parameters
         if p.requires_grad
     ]
 

@@ -73,7 +73,7 @@ class _Hungry(nn.Module):
     def __init__(self, width):
         super().__init__()
         self.linear = nn.Linear(width, width)
-        self.norm = nn.BatchNorm1d(width)
+        self.norm = nn.Sequential(nn.BatchNorm1d(width))
         self.dropout = nn.Dropout(0.2)
         self.counts = _Counts(failures=0, backward_failures=0, n_forwards=0)
 
@@ -170,9 +170,11 @@ def test_out_of_memory_in_backward(toys, meter, planner, accumulates):
 
     def step(model, run=lambda closure: closure()):
         torch.manual_seed(4)
-        for _ in range(5):
+        for number in range(5):
             if not accumulates:
                 model.zero_grad()
+            if number == 2:  # the step that fails is the first with this module
+                model.blocks[1].norm[0] = copy.deepcopy(model.blocks[1].norm[0])
 
             def closure():
                 loss = model(x)
