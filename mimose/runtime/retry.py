@@ -24,7 +24,7 @@ from mimose.distributed import (
     why_forward_waits,
     why_step_waits,
 )
-from mimose.exactness.side_effects import Given, accelerators_of, saved_random_state
+from mimose.exactness.side_effects import Given, accelerators, saved_random_state
 from mimose.exceptions import (
     LateChangeError,
     NotRecomputableError,
@@ -221,9 +221,9 @@ class TrainersStep:
     """
 
     def __init__(self, model: nn.Module, begin: Callable[..., Attempts | None]) -> None:
-        self._model = model
         self._begin = begin
-        self._restore_random = saved_random_state(accelerators_of(model))
+        self._weights = list(model.parameters())  # once: the search takes long
+        self._restore_random = saved_random_state(accelerators(self._weights))
         self._versions: list[int] | None = None
         """The versions of the weights; None if they had gradients."""
         self.n_failed = 0
@@ -231,9 +231,8 @@ class TrainersStep:
 
     def note_gradients(self) -> None:
         """Record that the backward begins with the gradients that are there now."""
-        weights = list(self._model.parameters())
-        is_clean = all(weight.grad is None for weight in weights)
-        self._versions = list(map(version, weights)) if is_clean else None
+        is_clean = all(weight.grad is None for weight in self._weights)
+        self._versions = list(map(version, self._weights)) if is_clean else None
 
     def run(self, attempt: Callable[[], _Result]) -> _Result:
         """Run forward and backward, again as long as another attempt may help.
@@ -253,7 +252,7 @@ class TrainersStep:
                 if found is None:
                     raise
                 attempts = attempts or found
-                weights = list(map(version, self._model.parameters()))
+                weights = list(map(version, self._weights))
                 is_undoable = attempts.has_one_forward and self._versions == weights
                 if not (is_undoable and attempts.can_follow(error)):
                     raise
@@ -261,5 +260,5 @@ class TrainersStep:
             attempts.prepare()
             attempts.undo_forward()
             self._restore_random()
-            for weight in self._model.parameters():
+            for weight in self._weights:
                 weight.grad = None
