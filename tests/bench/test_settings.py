@@ -379,10 +379,8 @@ def _run(build, meter, share=None, growth_bytes=0):
         if share is not None:
             budget = base_bytes + int(share * growth_bytes)
             options = {"meter": meter, "refine": False}
-            sessions = [
-                stack.enter_context(mimose.attach(root, budget, **options))
-                for root in roots
-            ]
+            enter = stack.enter_context
+            sessions = [enter(mimose.attach(root, budget, **options)) for root in roots]
         found = []
         for length in [11, *lengths.tolist()]:
             if share is None:

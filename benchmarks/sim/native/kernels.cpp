@@ -267,6 +267,20 @@ Tensor known(Tensor made) {
   return made;
 }
 
+// Sums of bits compare a tensor with an earlier one. Integers are added up where they are
+// few, so the bits of numbers that were not computed must be the same: zeros.
+Tensor view_dtype(const Tensor& self, c10::ScalarType dtype) {
+  constexpr int64_t kComputed = 256, kFewIntegers = 1 << 20;
+  const int64_t n_bytes = int64_t(self.nbytes());
+  if (is_hollow && at::isIntegralType(dtype, true) && n_bytes > kComputed &&
+      !at::isIntegralType(self.scalar_type(), true) && n_bytes <= kFewIntegers &&
+      self.is_contiguous())
+    std::memset(static_cast<char*>(data_of(self.storage()).get()) +
+                    self.storage_offset() * int64_t(self.element_size()),
+                0, size_t(n_bytes));
+  return at::native::view_dtype(self, dtype);
+}
+
 Tensor empty(c10::IntArrayRef sizes, std::optional<c10::ScalarType> dtype,
              std::optional<c10::Layout>, std::optional<c10::Device> device,
              std::optional<bool>, std::optional<c10::MemoryFormat> format) {
@@ -327,6 +341,7 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
   m.impl("empty_strided", empty_strided);
   m.impl("as_strided", at::native::as_strided_tensorimpl);
   m.impl("view", at::native::view);
+  m.impl("view.dtype", view_dtype);
   m.impl("_reshape_alias", at::native::_reshape_alias);
   m.impl("set_.source_Storage", at::native::set_);
   m.impl("set_.source_Storage_storage_offset", set_storage);

@@ -65,12 +65,6 @@ def test_leaves_rows_picture_and_summary(
     assert len(read(files["rows"], GridRow)) == 16 + 2 + 4
     assert files["picture"].stat().st_size > 10_000
     assert "…" not in out[: out.index("Budget:")]
-    for expected in (
-        "Budget: 160 MiB for a step's growth.",
-        "none failed at step 2 of 4: can't allocate memory",
-        "mimose finished 4 of 4 steps",
-    ):
-        assert expected in out
     assert "{" not in out
 
 

@@ -8,7 +8,7 @@ from torch import nn
 
 pytestmark = pytest.mark.sim
 
-BF16, F32 = torch.bfloat16, torch.float32
+BF16 = torch.bfloat16
 
 
 def test_a_linear_is_the_cpus_in_bf16():

@@ -100,6 +100,14 @@ def test_the_clock_is_the_roofline(sim):
     assert view.seconds == view.n_kernels == 0
 
 
+def test_bits_of_what_is_not_computed_are_zeros(sim):
+    """Sums of bits tell the session what was rebuilt to something else."""
+    sim.set_hollow(sim.CARDS["h100"])
+    torch.full((2**16,), 7, device="sim")  # leaves its values in the memory
+    numbers = torch.empty(2**18, dtype=torch.bfloat16, device="sim")
+    assert 0 == numbers.view(torch.int64).sum().item()
+
+
 def test_segments_take_time(sim):
     """A new segment costs a call, a cached block none, an emptied cache one again."""
     card = sim.CARDS["h100"]
