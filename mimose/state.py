@@ -12,7 +12,7 @@ from torch import nn
 
 from mimose.exceptions import StateMismatchError
 
-VERSION = 7
+VERSION = 8
 """Version of the format. Other versions are refused: a few steps learn the same."""
 
 _DIGEST = "digest"

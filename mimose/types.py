@@ -63,6 +63,8 @@ class Measured:
     """FLOPs of a recomputation that stops early; 0 if not known."""
     copied_bytes: float = 0.0
     """Copies of weights in what it would hold: see `mimose.cost.measured`."""
+    dropped_copies: float = 0.0
+    """The bytes of those that it dropped under its action."""
     part: int = 0
     """The forward of its window in which it ran."""
     host_bytes: dict[str, float] = field(default_factory=dict)
@@ -94,6 +96,10 @@ class Measured:
     def set_held(self, action: str, n_bytes: float) -> None:
         """Record the bytes that it held under its action."""
         self.held_bytes = {**self.held_bytes, action: n_bytes}
+
+    def drop_copies(self, n_bytes: float) -> None:
+        """Record the copies of weights that it dropped, if autocast keeps any."""
+        self.dropped_copies = min(n_bytes, self.copied_bytes)
 
     def set_host(self, action: str, n_bytes: float) -> None:
         """Record the bytes that it held on the host under its action."""

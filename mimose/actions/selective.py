@@ -93,6 +93,7 @@ _NOISE_SAMPLE = 256
 ACCUMULATE = "torch::autograd::AccumulateGrad"
 """The kind of the node at which a parameter's gradient ends."""
 _BATCH_NORM = "NativeBatchNormBackward0"
+_CAST = "ToCopyBackward0"
 
 Edge: TypeAlias = "tuple[str, int, int]"
 """The origin of an operand: ``("node", number, output)``, ``("input", number, 0)``,
@@ -873,7 +874,17 @@ class Rebuild:
         return step.source is Source.RUN and OPERATORS[step.name].is_fresh
 
 
-def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str) -> float:
+class Dropped(NamedTuple):
+    """What a call has dropped."""
+
+    n_bytes: float = 0.0
+    """The freed bytes, minus those held in their place."""
+    copied_bytes: float = 0.0
+    """The bytes of copies of weights among them: Note: [Copies] of
+    `mimose.cost.measured`."""
+
+
+def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str) -> Dropped:
     """Drop what a recipe can rebuild, with hooks that rebuild it in the backward.
 
     Args:
@@ -881,12 +892,10 @@ def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str) -> float:
         ran: The call.
         layer: The layer.
         action: The name of the action.
-
-    Returns:
-        The freed bytes, minus those held in their place.
     """
     rebuild, sources = Rebuild(recipe, layer, action), _sources(recipe, ran)
     freed: dict[object, int] = {}
+    copied: dict[object, int] = {}
     # Packed tensors come first, because others may be rebuilt from them.
     drops = sorted(recipe.drops, key=lambda d: recipe.steps[d[1]].source not in _PACKED)
     for slot, step in drops:
@@ -897,6 +906,11 @@ def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str) -> float:
         key = slot if slot in recipe.shown else step
         if key not in freed:
             freed[key] = n_bytes
+            if (
+                own.name == _CAST
+                and recipe.steps[own.operands[0]].source is Source.WEIGHT
+            ):
+                copied[key] = n_bytes
             if own.source in _PACKED:
                 sources[step] = _packed(own, tensor, ran)
                 freed[key] -= sources[step][0].untyped_storage().nbytes()
@@ -908,7 +922,7 @@ def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str) -> float:
         del tensor
         handle = saved_handle(node, slot.name)
         handle.register_hooks(partial(_instead, place), rebuild.unpack)
-    return float(sum(freed.values()))
+    return Dropped(float(sum(freed.values())), float(sum(copied.values())))
 
 
 def _instead(place: Place, tensor: torch.Tensor) -> Place:
@@ -1089,10 +1103,10 @@ class Selective:
             for number, tensor in enumerate(inputs)
             if version(tensor) != versions[number]
         )
-        freed: float | None = 0.0
+        dropped: Dropped | None = Dropped()
         try:
             ran = Ran(call.layer.module, given, outputs, edited, began)
-            freed = self._let_go(ran, call.layer, may_try=may_try, may_make=may_make)
+            dropped = self._let_go(ran, call.layer, may_try=may_try, may_make=may_make)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             # An operator failed in a trial; nothing was dropped yet.
             if is_out_of_memory(error):
@@ -1100,10 +1114,11 @@ class Selective:
             call.layer.exclude(self.spec.name, f"{type(error).__name__}: {error}")
         if probe is not None:
             measured = probe.trace.calls[probe.index]
-            if freed is None:
+            if dropped is None:
                 measured.keep(self._keep.spec.name)
             else:
-                measured.set_held(self.spec.name, max(0.0, kept - freed))
+                measured.set_held(self.spec.name, max(0.0, kept - dropped.n_bytes))
+                measured.drop_copies(dropped.copied_bytes)
         return output
 
     def _let_go(
@@ -1113,8 +1128,8 @@ class Selective:
         *,
         may_try: bool,
         may_make: bool,
-    ) -> float | None:
-        """Drop what a recipe rebuilds; return the freed bytes.
+    ) -> Dropped | None:
+        """Drop what a recipe rebuilds.
 
         Args:
             ran: The call, with nothing dropped yet.
@@ -1141,13 +1156,13 @@ class Selective:
                     return drop(recipe, ran, layer, self.spec.name)
             n_made = self._n_made.get(ran.module, 0)
             if known == [] or n_made >= _MOST_MADE:
-                return 0.0
+                return Dropped()
             if not may_make:
                 return None
             self._n_made[ran.module] = n_made + 1
             made = make_recipe(ran)
             self._known[key] = known = known or []
             if made is None:
-                return 0.0
+                return Dropped()
             known.append((made, weakref.WeakKeyDictionary({ran.module: True})))
             return drop(made, ran, layer, self.spec.name)

@@ -14,14 +14,14 @@ recomputed, the prediction counts it for longer than it is held.
 
 Note: [Copies]
 Within an autocast context, autocast casts each trained weight once and keeps the copy.
-What a kept layer holds includes its copies, because its graph saves them. The copies of
-a recomputed layer stay until the context ends, usually before the backward; its
-recomputation makes new ones. By Note: [Least] all copies are in the gaps, and are freed
-with the context. So until then, copies of kept layers are counted twice, and
-`mimose.cost.problem` takes them off. If the context ends after the model's forward,
-that is in the middle of the loss. The loss's transient peak counts from the level
-without all copies. Copies are a twentieth of the growth of BERT-large, a tenth of
-T5-large's.
+What a kept layer holds includes its copies, because its graph saves them. `selective`
+drops most of them. The copies that no graph saves stay until the context ends, usually
+before the backward; a recomputation makes new ones. By Note: [Least] all copies are in
+the gaps, and are freed with the context. So until then, copies that a graph saves are
+counted twice, and `mimose.cost.problem` takes them off. If the context ends after the
+model's forward, that is in the middle of the loss. The loss's transient peak counts
+from the level without all copies. Copies are a twentieth of the growth of BERT-large, a
+tenth of T5-large's.
 """
 
 from __future__ import annotations
@@ -90,12 +90,18 @@ def with_step(
     pattern = pattern.with_fields(
         is_ordered=sample.is_ordered, copies_end=sample.copies_end
     )
-    copied = {e.family: e.copied_bytes for e in calls if e.copied_bytes}
-    model = replace(model, copied={**model.copied, **copied})
+    copied = dict(model.copied)
+    for call in calls:
+        if call.copied_bytes:
+            held = {**copied.get(call.family, {}), model.menu.first: call.copied_bytes}
+            if not model.menu.spec(call.action).recomputes:
+                held[call.action] = call.copied_bytes - call.dropped_copies
+            copied[call.family] = held
+    model = replace(model, copied=copied)
     others = {c: p for c, p in model.patterns.items() if c != step_input.context}
     patterns = {**others, step_input.context: pattern}
     taken = _Readings(step_input)
-    taken.add_calls(ran, calls, sample.calls)
+    taken.add_calls(ran, calls, sample.calls, model)
     if ran_least(model, calls):
         taken.add_rest(
             ran, calls, sample, released_bytes, model.kinds["retained"].noise
@@ -183,14 +189,20 @@ class _Readings:
         ran: Sequence[LayerCall],
         calls: Sequence[Measured],
         samples: Sequence[CallSample],
+        model: CostModel,
     ) -> None:
         """Add what layers hold and take, by family and action."""
-        around = around_of(ran)
+        around, first, spec = around_of(ran), model.menu.first, model.menu.spec
         for sample in samples:
             call, family = calls[sample.call], ran[sample.call].family
-            sizes = numbers(call.sizes)
+            sizes, held = numbers(call.sizes), dict(sample.held_bytes)
+            is_between = call.action != first and not spec(call.action).recomputes
+            if is_between and model.menu.least in model.allowed(call.layer):
+                # Autocast casts an input once in a recomputation, where it is a leaf,
+                # and for each reader in a forward. The readings would not agree.
+                held.pop(first, None)
             for kind, what, values in (
-                ("exact", "held", sample.held_bytes),
+                ("exact", "held", held),
                 ("exact", "host", call.host_bytes),
                 ("exact", "cost", sample.cost),
                 ("transient", "forward", _own_forward(call, sample)),
@@ -255,7 +267,7 @@ class _Readings:
             retained, action = segments[at + 1].retained_bytes, call.action
             is_last = at + 1 == len(calls)
             are_kept = are_kept and action == model.menu.first
-            if retained is None or not model.keeps_copies(action):
+            if retained is None or model.menu.spec(action).recomputes:
                 continue
             if not (around[at][1] or is_last):
                 continue  # another forward follows
@@ -264,7 +276,7 @@ class _Readings:
                 retained -= model.exact(family, "held", action).predict(sizes)
             retained -= model.retained(*keys[at + 1]).predict(step_input.sizes)
             if sample.copies_end:
-                retained += model.copied_bytes(ran[at])
+                retained += model.copied_bytes(ran[at], action)
             if is_last and sample.copies_end == "head":
                 retained -= copied - gone
             of_all = are_kept and ends_stack(family, around[at])

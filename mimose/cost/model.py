@@ -72,8 +72,9 @@ class CostModel:
     patterns: dict[Context, Pattern] = field(default_factory=dict)
     """Patterns by context, the least recently used first."""
     samples: Mapping[Key, Samples] = field(default_factory=dict)
-    copied: Mapping[str, float] = field(default_factory=dict)
-    """Bytes of copies of weights in what a call holds, by family: Note: [Copies]."""
+    copied: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
+    """Bytes of copies of weights in what a call holds, by family and action: Note:
+    [Copies]."""
     byte_flops: float = 25.0
     """FLOPs that take as long as rebuilding a byte: see `flops_of_a_byte`."""
     limits: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
@@ -89,14 +90,20 @@ class CostModel:
         """Whether a layer is always kept, because it allows no other action."""
         return len(self.allowed(layer)) == 1
 
-    def copied_bytes(self, call: LayerCall) -> float:
-        """Return a call's copies of weights; 0 if its layer is always kept."""
-        settled = self.is_settled(call.layer)
-        return 0.0 if settled else self.copied.get(call.family, 0.0)
+    def copied_bytes(self, call: LayerCall, action: str | None = None) -> float:
+        """Return the copies of weights in what a call holds.
 
-    def keeps_copies(self, action: str) -> bool:
-        """Whether what is held under an action includes the copies."""
-        return not self.menu.spec(action).recomputes
+        It is 0 if its layer is always kept.
+
+        Args:
+            call: The call.
+            action: Its action; by default the first.
+        """
+        first = self.menu.first
+        if self.is_settled(call.layer) or self.menu.spec(action or first).recomputes:
+            return 0.0
+        held = self.copied.get(call.family, {})
+        return held.get(action or first, held.get(first, 0.0))
 
     def copies_gone(self, calls: Sequence[LayerCall], actions: Sequence[str]) -> float:
         """Return the bytes of copies that are freed with their context.
@@ -107,10 +114,13 @@ class CostModel:
             calls: The calls of a step.
             actions: Their actions.
         """
-        pairs = list(zip(calls, actions, strict=True))
-        kept = {call.layer for call, action in pairs if self.keeps_copies(action)}
-        copied = {call.layer: self.copied_bytes(call) for call in calls}
-        return sum(n_bytes for layer, n_bytes in copied.items() if layer not in kept)
+        made: dict[int, float] = {}
+        held: dict[int, float] = {}
+        for call, action in zip(calls, actions, strict=True):
+            made[call.layer] = self.copied_bytes(call)
+            own = self.copied_bytes(call, action)
+            held[call.layer] = max(own, held.get(call.layer, 0.0))
+        return sum(made.values()) - sum(held.values())
 
     def pattern(self, step_input: StepInput) -> Pattern:
         """Return the pattern of the calls that ran in a step, or may run in it.
@@ -267,7 +277,7 @@ class CostModel:
             "scale": self.scale,
             "n_steps": self.n_steps,
             "limits": {str(layer): list(names) for layer, names in self.limits.items()},
-            "copied": dict(self.copied),
+            "copied": {family: dict(held) for family, held in self.copied.items()},
             "patterns": {
                 context: pattern.state_dict()
                 for context, pattern in self.patterns.items()
@@ -289,7 +299,10 @@ class CostModel:
             scale=float(state["scale"]),
             n_steps=int(state["n_steps"]),
             limits={int(u): as_tuples(names) for u, names in state["limits"].items()},
-            copied={str(f): float(n) for f, n in state["copied"].items()},
+            copied={
+                str(family): {str(action): float(n) for action, n in held.items()}
+                for family, held in state["copied"].items()
+            },
             patterns={
                 str(context): Pattern.from_state(said)
                 for context, said in state["patterns"].items()

@@ -208,7 +208,6 @@ class _Layer:
         menu, family = self.model.menu, self.call.family
         held = [self._held(action).predict(self.sizes) for action in menu.names]
         held[0] = max(held[0], held[-1])
-        held[1:] = [min(own, held[0]) for own in held[1:]]
         saved = self.model.exact(family, "own output").predict(self.sizes)
         forward = [self._forward(a).predict(self.sizes) for a in menu.names]
         again = self.model.transient(self.call.family, "forward", AGAIN)
@@ -229,6 +228,7 @@ class _Layer:
             needs_all = spec.needs_host and bool(on_host.why_unknown(self.sizes))
             host.append(held[0] if needs_all else on_host.predict(self.sizes))
         held = [own + self.beyond(a) for a, own in zip(menu.names, held, strict=True)]
+        held[1:] = [min(own, held[0]) for own in held[1:]]
         return np.array((held, forward, backward, cost, host))
 
     def beyond(self, action: str, *, of_all: bool = False) -> float:
@@ -459,10 +459,9 @@ def plan_growth(
             peaks[2 * n_kept :] -= gone
             level -= gone if 2 * n_kept <= at_head else 0.0
     for index, call in enumerate(pattern.calls if pattern.copies_end else ()):
-        if model.keeps_copies(actions[index]):
-            copied = model.copied_bytes(call)
-            peaks[2 * index + 2 : at_head] -= copied
-            twice += copied
+        copied = model.copied_bytes(call, actions[index])
+        peaks[2 * index + 2 : at_head] -= copied
+        twice += copied
     head = _head(model, step_input, pattern)
     before = (0.0, *peaks[:at_head], level - twice + head.before_release)
     rises = level + head.after_release

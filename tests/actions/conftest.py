@@ -8,11 +8,12 @@ from mimose.actions import selective
 @pytest.fixture
 def freed(monkeypatch):
     """The bytes that each call let go."""
-    found, let_go = [], selective.drop
+    found, drop = [], selective.drop
 
     def noted(*args):
-        found.append(let_go(*args))
-        return found[-1]
+        dropped = drop(*args)
+        found.append(dropped.n_bytes)
+        return dropped
 
     monkeypatch.setattr(selective, "drop", noted)
     return found
@@ -21,5 +22,5 @@ def freed(monkeypatch):
 @pytest.fixture
 def always_selective(toys):
     """Options of a session that runs everything under `selective`."""
-    actions = ("keep", "selective", "recompute")
-    return {"budget": "1TiB", "actions": actions, "planner": toys.Always("selective")}
+    action = "selective"
+    return {"budget": "1TiB", "actions": action, "planner": toys.Always(action)}

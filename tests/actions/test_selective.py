@@ -22,7 +22,6 @@ def test_it_trains_like_the_bare_model(toys, freed, always_selective, name):
     assert [] == toys.differences(bare, trained)
     assert {"selective"} == {action for r in session.records for action in r.actions}
     assert 0 == sum(record.recomputed_flops for record in session.records)
-    assert sum(freed) > 0
     # The toy's images shrink until tensors are as small as what tells them again.
     assert name == "resnet" or min(freed) > 0
 

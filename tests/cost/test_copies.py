@@ -44,16 +44,16 @@ def _step(model, x, *, is_inside, caches=True):
         parameter.grad = None
 
 
-def _trained(toys, meter, *, is_inside=False, caches=True, state=None, n_steps=30):
+def _trained(toys, meter, *, is_inside=False, caches=True, state=None, n=30, **how):
     """Train with room for everything; return the records and what was learned."""
     gc.collect()  # what was trained before is not to go in the midst of a step
     model = toys.chain(6, _WIDTH, _Wide)
     if is_inside:
         _inside(model, caches)
-    with mimose.attach(model, "1TiB", meter=meter) as session:
+    with mimose.attach(model, "1TiB", meter=meter, **how) as session:
         if state is not None:
             session.load_state_dict(state)
-        for i in range(n_steps):
+        for i in range(n):
             x = toys.inputs(64 + 8 * (i * 5 % 13), _WIDTH)
             _step(model, x, is_inside=is_inside, caches=caches)
         return list(session.records), session.state_dict()
@@ -68,12 +68,14 @@ def _errors(records):
     ]
 
 
+@pytest.mark.parametrize("actions", ["whole", "selective"])
 @pytest.mark.parametrize(
     ("is_inside", "caches"), [(False, True), (True, True), (True, False)]
 )
-def test_predictions_hold_under_autocast(toys, meter, is_inside, caches):
+def test_predictions_hold_under_autocast(toys, meter, is_inside, caches, actions):
     """Whether the context ends in the model or behind it, or there are no copies."""
-    records, _ = _trained(toys, meter, is_inside=is_inside, caches=caches)
+    how = {"is_inside": is_inside, "caches": caches, "actions": actions}
+    records, _ = _trained(toys, meter, **how)
     assert {"collect", "step_down", "plan"} == {record.phase for record in records}
     errors = _errors(records)
     assert 20 <= len(errors)
@@ -88,10 +90,10 @@ def test_what_was_learned_of_copies_is_saved(toys, meter):
     """
     _, state = _trained(toys, meter)
     said = json.loads(json.dumps(state))
-    copied = set(said["cost_model"]["copied"].values())
     layer = _Wide(_WIDTH)
-    assert {2.0 * sum(p.numel() for p in layer.parameters())} == copied
-    records, _ = _trained(toys, meter, state=said, n_steps=8)
+    n_bytes = 2.0 * sum(p.numel() for p in layer.parameters())
+    assert [{"keep": n_bytes}] == list(said["cost_model"]["copied"].values())
+    records, _ = _trained(toys, meter, state=said, n=8)
     errors = _errors(records)
     assert 8 == len(errors)
     assert max(map(abs, errors)) <= 0.02
