@@ -164,8 +164,8 @@ def sum_of_words(tensor: torch.Tensor) -> torch.Tensor:
     whole = flat[:n_whole]
     if whole.storage_offset() * size % _WORD_BYTES:
         whole = whole.clone()
-    total: torch.Tensor = whole.view(torch.int64).sum() + flat[n_whole:].sum()
-    return total
+    total: torch.Tensor = whole.view(torch.int64).sum()
+    return total if n_whole == len(flat) else total + flat[n_whole:].sum()
 
 
 _WORD_BYTES = 8

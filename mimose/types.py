@@ -63,6 +63,8 @@ class Measured:
     """FLOPs of a recomputation that stops early; 0 if not known."""
     copied_bytes: float = 0.0
     """Copies of weights in what it would hold: see `mimose.cost.measured`."""
+    moved_bytes: float = 0.0
+    """Bytes that operators read and wrote to rebuild what it dropped."""
     dropped_copies: float = 0.0
     """The bytes of those that it dropped under its action."""
     part: int = 0

@@ -80,6 +80,7 @@ from mimose.torch_private import (
     sequence_number,
     storage_key,
 )
+from mimose.types import Measured
 
 _MOST_NODES = 4096
 """A call with more nodes is kept."""
@@ -761,14 +762,20 @@ class Rebuild:
         recipe: The call's recipe.
         layer: The layer, not its call; None for a trial.
         action: The name of the action.
+        measured: Where the bytes are counted that operators read and write.
     """
 
-    __slots__ = ("_action", "_layer", "_left", "_made", "_recipe", "_task")
+    __slots__ = ("_action", "_layer", "_left", "_made", "_measured", "_recipe", "_task")
 
     def __init__(
-        self, recipe: Recipe, layer: Layer | None = None, action: str = ""
+        self,
+        recipe: Recipe,
+        layer: Layer | None = None,
+        action: str = "",
+        measured: Measured | None = None,
     ) -> None:
         self._recipe = recipe
+        self._measured = measured
         self._layer = layer
         self._action = action
         self._made: dict[int, Any] = {}
@@ -805,6 +812,7 @@ class Rebuild:
                 self._fail("what it saved was rebuilt with another layout")
             if place.total is not None:
                 self._compare(place.total, _sum_of(rebuilt))
+                self._count(rebuilt, times=2)  # added up as it was dropped, and now
             return _placed(rebuilt, place.shape, place.stride, place.offset)
 
     def _compare(self, was: torch.Tensor, now: torch.Tensor) -> None:
@@ -850,10 +858,12 @@ class Rebuild:
             is_mine = operator.edit is not None and self._is_mine(step.operands[0])
             run = operator.edit if is_mine and operator.edit else operator.run
             made = run(source, *operands)
+            self._count(made, *operands)
         elif step.source is Source.PART:
             made = self.value(step.operands[0], sources)[step.argument]
         elif step.source in _PACKED:
             made = _unpacked(source)
+            self._count(made, times=6)  # three kernels pack it, three unpack it
         elif isinstance(source, tuple):
             made, counted = source
             if version(made) != counted:
@@ -863,6 +873,12 @@ class Rebuild:
         if not is_last and step.source in _MADE:
             self._made[index] = made
         return made
+
+    def _count(self, *tensors: Any, times: int = 1) -> None:
+        """Count the bytes of what kernels read and write, in measured steps."""
+        if self._measured is not None:
+            moved = sum(t.nbytes for t in tensors_in(tensors))
+            self._measured.moved_bytes += times * moved
 
     def _is_mine(self, index: int) -> bool:
         """Whether a step's result is a new tensor that one backward reads once."""
@@ -884,7 +900,13 @@ class Dropped(NamedTuple):
     `mimose.cost.measured`."""
 
 
-def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str) -> Dropped:
+def drop(
+    recipe: Recipe,
+    ran: Ran,
+    layer: Layer,
+    action: str,
+    measured: Measured | None = None,
+) -> Dropped:
     """Drop what a recipe can rebuild, with hooks that rebuild it in the backward.
 
     Args:
@@ -892,8 +914,10 @@ def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str) -> Dropped:
         ran: The call.
         layer: The layer.
         action: The name of the action.
+        measured: The call's measurements, in a measured step.
     """
-    rebuild, sources = Rebuild(recipe, layer, action), _sources(recipe, ran)
+    rebuild = Rebuild(recipe, layer, action, measured)
+    sources = _sources(recipe, ran)
     freed: dict[object, int] = {}
     copied: dict[object, int] = {}
     # Packed tensors come first, because others may be rebuilt from them.
@@ -1091,10 +1115,11 @@ class Selective:
         versions = list(map(version, inputs))
         output = self._keep.run(call, probe)
         kept, may_make, may_try = 0.0, True, False
+        measured: Measured | None = None
         if probe is not None:
-            trace = probe.trace
+            trace, measured = probe.trace, probe.trace.calls[probe.index]
             trace.mark("ran", probe.index)
-            kept = trace.calls[probe.index].held_bytes.get(self._keep.spec.name, 0.0)
+            kept = measured.held_bytes.get(self._keep.spec.name, 0.0)
             # A trial may need as much memory as the call holds.
             may_make, may_try = kept <= trace.room_bytes, kept <= trace.spare_bytes
         outputs = [t for t in tensors_in(output) if t.grad_fn is not None]
@@ -1106,14 +1131,15 @@ class Selective:
         dropped: Dropped | None = Dropped()
         try:
             ran = Ran(call.layer.module, given, outputs, edited, began)
-            dropped = self._let_go(ran, call.layer, may_try=may_try, may_make=may_make)
+            dropped = self._let_go(
+                ran, call.layer, measured, may_try=may_try, may_make=may_make
+            )
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             # An operator failed in a trial; nothing was dropped yet.
             if is_out_of_memory(error):
                 raise
             call.layer.exclude(self.spec.name, f"{type(error).__name__}: {error}")
-        if probe is not None:
-            measured = probe.trace.calls[probe.index]
+        if measured is not None:
             if dropped is None:
                 measured.keep(self._keep.spec.name)
             else:
@@ -1125,6 +1151,7 @@ class Selective:
         self,
         ran: Ran,
         layer: Layer,
+        measured: Measured | None,
         *,
         may_try: bool,
         may_make: bool,
@@ -1134,6 +1161,7 @@ class Selective:
         Args:
             ran: The call, with nothing dropped yet.
             layer: The layer.
+            measured: The call's measurements, in a measured step.
             may_try: Whether a known recipe may be compared in full, which takes memory
                 that no plan has counted.
             may_make: Whether a recipe may be made, which takes as much.
@@ -1153,7 +1181,7 @@ class Selective:
                     came_out = comes_out(recipe, Graph(ran), slots)
                     tried[ran.module] = came_out
                 if came_out is not False:
-                    return drop(recipe, ran, layer, self.spec.name)
+                    return drop(recipe, ran, layer, self.spec.name, measured)
             n_made = self._n_made.get(ran.module, 0)
             if known == [] or n_made >= _MOST_MADE:
                 return Dropped()
@@ -1165,4 +1193,4 @@ class Selective:
             if made is None:
                 return Dropped()
             known.append((made, weakref.WeakKeyDictionary({ran.module: True})))
-            return drop(made, ran, layer, self.spec.name)
+            return drop(made, ran, layer, self.spec.name, measured)

@@ -209,6 +209,9 @@ class _Readings:
             ):
                 for action, value in values.items():
                     self._add((kind, family, what, action), sizes, value)
+            if call.moved_bytes:
+                moved = "exact", family, "moved", call.action
+                self._add(moved, sizes, call.moved_bytes)
             own_output = call.kept_output_bytes
             self._add(("exact", family, "own output"), sizes, own_output)
             key = backward_key(self._step_input, family, around[sample.call])

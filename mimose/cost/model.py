@@ -42,16 +42,16 @@ AGAIN = "again"
 
 
 def flops_of_a_byte(device_type: str) -> float:
-    """Return the FLOPs that take as long as rebuilding a byte by pointwise operators.
+    """Return the FLOPs that take as long as moving a byte from or to memory.
 
-    These are memory-bound, and move 2.5 bytes for each byte. In bf16 an H100, A100, RTX
-    4090 or A10 computes 117 to 170 FLOPs while it moves a byte. On one CPU core
-    `selective` took 24% of a BERT layer's time, its whole recomputation 41%.
+    In bf16 an A100, RTX 4090, A10, H100 or H200 computes 117, 128, 133, 160 or 170 in
+    that time. On one CPU core `selective` took 24% of a BERT layer's time, its whole
+    recomputation 41%.
 
     Args:
         device_type: The model's. Nothing else counts, so equal runs make equal plans.
     """
-    return 25.0 if device_type == "cpu" else 2.5 * 128.0
+    return 10.0 if device_type == "cpu" else 160.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +75,8 @@ class CostModel:
     copied: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Bytes of copies of weights in what a call holds, by family and action: Note:
     [Copies]."""
-    byte_flops: float = 25.0
-    """FLOPs that take as long as rebuilding a byte: see `flops_of_a_byte`."""
+    byte_flops: float = 10.0
+    """FLOPs that take as long as moving a byte: see `flops_of_a_byte`."""
     limits: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """The allowed actions of layers that do not allow all."""
 

@@ -34,7 +34,7 @@ def test_the_problem_of_a_measured_shape(toys, meter):
     kept = 2 * output + output + output
     assert [[kept, output]] * 3 == problem.held_bytes.tolist()
     product = 2 * n_rows * width * 2 * width
-    assert [[0.0, 2.0 * product]] * 3 == problem.cost.tolist()
+    assert [[0.0, 2.0 * product + 10.0 * (kept - output)]] * 3 == problem.cost.tolist()
     assert problem.allowed.all()
     assert 2**40 == problem.budget_bytes
 
