@@ -63,10 +63,10 @@ class Measured:
     """FLOPs of a recomputation that stops early; 0 if not known."""
     copied_bytes: float = 0.0
     """Copies of weights in what it would hold: see `mimose.cost.measured`."""
-    moved_bytes: float = 0.0
-    """Bytes that operators read and wrote to rebuild what it dropped."""
     dropped_copies: float = 0.0
     """The bytes of those that it dropped under its action."""
+    moved_bytes: float = 0.0
+    """Bytes that operators read and wrote to rebuild what it dropped."""
     part: int = 0
     """The forward of its window in which it ran."""
     host_bytes: dict[str, float] = field(default_factory=dict)
@@ -102,6 +102,12 @@ class Measured:
     def drop_copies(self, n_bytes: float) -> None:
         """Record the copies of weights that it dropped, if autocast keeps any."""
         self.dropped_copies = min(n_bytes, self.copied_bytes)
+
+    def hold_copies(self) -> None:
+        """Record that another call holds the copies that this one dropped."""
+        held = self.held_bytes.get(self.action, 0.0)
+        self.set_held(self.action, held + self.dropped_copies)
+        self.dropped_copies = 0.0
 
     def set_host(self, action: str, n_bytes: float) -> None:
         """Record the bytes that it held on the host under its action."""

@@ -90,14 +90,7 @@ def with_step(
     pattern = pattern.with_fields(
         is_ordered=sample.is_ordered, copies_end=sample.copies_end
     )
-    copied = dict(model.copied)
-    for call in calls:
-        if call.copied_bytes:
-            held = {**copied.get(call.family, {}), model.menu.first: call.copied_bytes}
-            if not model.menu.spec(call.action).recomputes:
-                held[call.action] = call.copied_bytes - call.dropped_copies
-            copied[call.family] = held
-    model = replace(model, copied=copied)
+    model = replace(model, copied={**model.copied, **_copied(model, calls)})
     others = {c: p for c, p in model.patterns.items() if c != step_input.context}
     patterns = {**others, step_input.context: pattern}
     taken = _Readings(step_input)
@@ -117,6 +110,21 @@ def with_step(
     if before is not None and _plans_for_the_same(before, pattern):
         return learned
     return learned.distrusted()  # plans were made for other calls
+
+
+def _copied(model: CostModel, calls: Sequence[Measured]) -> dict[str, dict[str, float]]:
+    """Return the bytes of copies that calls hold, by family and action."""
+    first, found = model.menu.first, dict[str, dict[str, float]]()
+    for call in calls:
+        if not call.copied_bytes:
+            continue
+        held = found.setdefault(call.family, {first: call.copied_bytes})
+        if call.action != first and not model.menu.spec(call.action).recomputes:
+            own = call.copied_bytes - call.dropped_copies
+            held[call.action] = min(own, held.get(call.action, own))
+    return {
+        name: {**model.copied.get(name, {}), **held} for name, held in found.items()
+    }
 
 
 def ran_least(model: CostModel, calls: Sequence[Measured]) -> bool:
@@ -192,12 +200,11 @@ class _Readings:
         model: CostModel,
     ) -> None:
         """Add what layers hold and take, by family and action."""
-        around, first, spec = around_of(ran), model.menu.first, model.menu.spec
+        around, first = around_of(ran), model.menu.first
         for sample in samples:
             call, family = calls[sample.call], ran[sample.call].family
             sizes, held = numbers(call.sizes), dict(sample.held_bytes)
-            is_between = call.action != first and not spec(call.action).recomputes
-            if is_between and model.menu.least in model.allowed(call.layer):
+            if model.reruns(call) and not model.menu.spec(call.action).recomputes:
                 # Autocast casts an input once in a recomputation, where it is a leaf,
                 # and for each reader in a forward. The readings would not agree.
                 held.pop(first, None)
@@ -275,8 +282,11 @@ class _Readings:
             if not (around[at][1] or is_last):
                 continue  # another forward follows
             family, sizes = ran[at].family, numbers(call.sizes)
-            if action not in call.held_bytes:  # then the gap contains all of it
-                retained -= model.exact(family, "held", action).predict(sizes)
+            counted = call.held_bytes.get(action)
+            if counted is None or (action == model.menu.first and model.reruns(call)):
+                # The gap contains what was not counted.
+                known = model.exact(family, "held", action).predict(sizes)
+                retained += (counted or 0.0) - known
             retained -= model.retained(*keys[at + 1]).predict(step_input.sizes)
             if sample.copies_end:
                 retained += model.copied_bytes(ran[at], action)

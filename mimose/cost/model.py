@@ -29,7 +29,7 @@ from mimose.cost.pattern import Around, LayerCall, Pattern, as_tuples
 from mimose.cost.series import Kind, Samples, Series
 from mimose.planners import Menu
 from mimose.planners.actions import EXACT_MENU
-from mimose.types import MOST_CONTEXTS, Context, Sizes, StepInput
+from mimose.types import MOST_CONTEXTS, Context, Measured, Sizes, StepInput
 
 Key: TypeAlias = tuple[Hashable, ...]
 """The name of a series: its kind, its owner (Note: [Whose series]), its quantity."""
@@ -44,7 +44,7 @@ AGAIN = "again"
 def flops_of_a_byte(device_type: str) -> float:
     """Return the FLOPs that take as long as moving a byte from or to memory.
 
-    In bf16 an A100, RTX 4090, A10, H100 or H200 computes 117, 128, 133, 160 or 170 in
+    In bf16 an A100, RTX 4090, A10, H100 or H200 computes 117, 128, 148, 160 or 170 in
     that time. On one CPU core `selective` took 24% of a BERT layer's time, its whole
     recomputation 41%.
 
@@ -89,6 +89,10 @@ class CostModel:
     def is_settled(self, layer: int) -> bool:
         """Whether a layer is always kept, because it allows no other action."""
         return len(self.allowed(layer)) == 1
+
+    def reruns(self, call: Measured) -> bool:
+        """Whether recomputations of a call's layer show what it holds if it is kept."""
+        return self.menu.least in self.allowed(call.layer)
 
     def copied_bytes(self, call: LayerCall, action: str | None = None) -> float:
         """Return the copies of weights in what a call holds.

@@ -228,9 +228,18 @@ class _Layer:
             on_host = self.model.exact(family, "host", spec.name)
             needs_all = spec.needs_host and bool(on_host.why_unknown(self.sizes))
             host.append(held[0] if needs_all else on_host.predict(self.sizes))
-        held = [own + self.beyond(a) for a, own in zip(menu.names, held, strict=True)]
-        held[1:] = [min(own, held[0]) for own in held[1:]]
+        counted = [
+            own if self._shows_beyond(action) else min(own, held[0])
+            for action, own in zip(menu.names, held, strict=True)
+        ]
+        held = [
+            own + self.beyond(a) for a, own in zip(menu.names, counted, strict=True)
+        ]
         return np.array((held, forward, backward, cost, host))
+
+    def _shows_beyond(self, action: str) -> bool:
+        key = beyond_key(self.call.family, self.around, of_all=False)
+        return not self.model.retained(*key, action).why_unknown(self.sizes)
 
     def beyond(self, action: str, *, of_all: bool = False) -> float:
         """Return what the call holds beyond what was counted: Note: [Least].
@@ -496,11 +505,13 @@ def step_work(
         actions: The plan's, one a call.
     """
     pattern, names = model.pattern(step_input), model.menu.names
-    tables = [layer.numbers() for layer in _layers(model, step_input, pattern)]
+    layers = _layers(model, step_input, pattern)
+    tables = [layer.numbers() for layer in layers]
+    of_forwards = [layer.flops(model.menu.least) for layer in layers]
     flops = held = cost = 0.0
     for number, action in zip(pattern.layout.of_call, actions, strict=True):
         holds, _, _, costs, _ = tables[number]
-        flops += float(costs[-1])
+        flops += of_forwards[number]
         held += float(holds[0])
         cost += float(costs[names.index(action)])
     return flops, held, cost

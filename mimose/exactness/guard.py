@@ -226,7 +226,7 @@ def held_objects(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
         for name, value in vars(module).items():
             if name not in _INTERNAL and not isinstance(value, _NO_OBJECTS):
                 own = _own_attributes(value)
-                if own:
+                if own is not None:
                     found[id(own)] = own
     return list(found.values())
 

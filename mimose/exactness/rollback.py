@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import compress
+from itertools import chain, compress
 
 import torch
 from torch import nn
@@ -52,6 +52,9 @@ class Snapshot:
         tables = [*map(vars, users), *map(submodules_of, users), *held_objects(users)]
         tables += [table for m in modules if (table := buffers_of(m))]
         self._tables = [table for table in tables if isinstance(table, dict)]
+        self._others = [vars(m) for m in modules if not _is_of_users(m)]
+        self._found = list(chain.from_iterable(map(dict.values, self._others)))
+        """The attributes of torch's own modules, on which users may put theirs."""
         self._state: State | None = None
         self._changing = list(dict.fromkeys(changing))
         others = set(tensor_slots(modules)).difference(self._changing)
@@ -86,7 +89,13 @@ class Snapshot:
 
     def is_current(self) -> bool:
         """Whether the model's attributes are what they were when it was taken."""
-        return self._state is not None and self._state.is_now()
+        found = list(chain.from_iterable(map(dict.values, self._others)))
+        return (
+            self._state is not None
+            and self._state.is_now()
+            and len(found) == len(self._found)
+            and all(map(operator.is_, found, self._found))
+        )
 
     def restore(self) -> None:
         """Restore everything, tensors in place."""
@@ -159,12 +168,14 @@ class Rollback:
             snapshot = made[1]
         else:
             snapshot = self._make()
+        made = None  # it may hold attributes that the model replaces
         snapshot.take()
         try:
             yield snapshot
         finally:
             snapshot.saved = SavedTensors(())
-            self._of_step = version, snapshot
+            if snapshot.is_current():
+                self._of_step = version, snapshot
 
     def _make(self) -> Snapshot:
         """Return a snapshot of what a forward changes, not yet taken."""

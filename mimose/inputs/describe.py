@@ -510,7 +510,7 @@ class Describer:
         # Scripted modules have no such tables, and cannot change.
         self._inside = [t for t in map(submodules_of, modules) if isinstance(t, dict)]
         self._buffers = [t for t in map(buffers_of, modules) if isinstance(t, dict)]
-        self._own = [t for t in map(parameters_of, modules) if isinstance(t, dict)]
+        self._all = modules
         self._structure = self._read_structure()
         self._attributes = tuple(vars(m) for m in modules if "training" in vars(m))
         self._odd = tuple(m for m in modules if "training" not in vars(m))
@@ -592,7 +592,8 @@ class Describer:
         self._read_parameters()
         if self._groups or self._odd or self.is_outdated():
             return own_parameters(self._model)
-        now = itertools.chain.from_iterable(map(dict.values, self._own))
+        tables = map(parameters_of, self._all)
+        now = itertools.chain.from_iterable(map(dict.values, tables))
         return [p for p in {id(p): p for p in now}.values() if p is not None]
 
     def gradient_bytes(self) -> tuple[int, int]:

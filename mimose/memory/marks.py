@@ -22,6 +22,7 @@ from __future__ import annotations
 import itertools
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -464,13 +465,18 @@ def analyse(marks: Sequence[Mark], calls: Sequence[Measured], menu: Menu) -> Ste
     """Turn a step's marks into samples of its segments.
 
     What a call holds after its exit is what was counted, or 0. The rest of the level
-    belongs to the gap after it, so that all retained bytes add up.
+    belongs to the gap after it, so that all retained bytes add up. If a layer is called
+    again, that call's graph holds the copies of weights that the first call dropped.
 
     Args:
         marks: The marks of one whole step, from ``start``.
         calls: The calls, in the order in which they ran.
         menu: The actions in use.
     """
+    n_calls = Counter(call.layer for call in calls)
+    for call in calls:
+        if n_calls[call.layer] > 1:
+            call.hold_copies()
     forward: dict[int, dict[str, float]] = {}
     gaps: list[SegmentSample] = []
     head, loss, turn = SegmentSample(None, None), None, None
