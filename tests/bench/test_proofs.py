@@ -92,7 +92,7 @@ _SMALLEST = {
     "faults": {"faults": 12, "resume": False},
 }
 _OF_TIME_AND_SIZE = (
-    *("CPU time, of", "ms of CPU", "margin at", "error p99", "worst error"),
+    *("CPU time", "ms of CPU", "margin at", "error p99", "worst error"),
     "planned, of",
 )
 
