@@ -105,8 +105,9 @@ class Measured:
 
     def hold_copies(self) -> None:
         """Record that another call holds the copies that this one dropped."""
-        held = self.held_bytes.get(self.action, 0.0)
-        self.set_held(self.action, held + self.dropped_copies)
+        if self.dropped_copies:
+            held = self.held_bytes[self.action]
+            self.set_held(self.action, held + self.dropped_copies)
         self.dropped_copies = 0.0
 
     def set_host(self, action: str, n_bytes: float) -> None:
