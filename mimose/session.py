@@ -347,8 +347,9 @@ class Session:
         check_closure(closure)
         self._raise_if_detached()
         describer = self._engine.describer
-        restore_gradients = saved_gradients(describer.own_parameters())
-        attempts, is_outdated = self.attempts(), describer.is_outdated()
+        is_outdated = describer.is_outdated()
+        parameters = describer.own_parameters(is_outdated=is_outdated)
+        restore_gradients, attempts = saved_gradients(parameters), self.attempts()
         with self._engine.rollback.of_step(is_outdated=is_outdated) as snapshot:
             while True:
                 try:

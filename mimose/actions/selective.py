@@ -919,7 +919,7 @@ def drop(
     rebuild = Rebuild(recipe, layer, action, measured)
     sources = _sources(recipe, ran)
     freed: dict[object, int] = {}
-    copied: dict[object, int] = {}
+    copied = 0
     # Packed tensors come first, because others may be rebuilt from them.
     drops = sorted(recipe.drops, key=lambda d: recipe.steps[d[1]].source not in _PACKED)
     for slot, step in drops:
@@ -934,7 +934,7 @@ def drop(
                 own.name == _CAST
                 and recipe.steps[own.operands[0]].source is Source.WEIGHT
             ):
-                copied[key] = n_bytes
+                copied += n_bytes
             if own.source in _PACKED:
                 sources[step] = _packed(own, tensor, ran)
                 freed[key] -= sources[step][0].untyped_storage().nbytes()
@@ -946,7 +946,7 @@ def drop(
         del tensor
         handle = saved_handle(node, slot.name)
         handle.register_hooks(partial(_instead, place), rebuild.unpack)
-    return Dropped(float(sum(freed.values())), float(sum(copied.values())))
+    return Dropped(float(sum(freed.values())), float(copied))
 
 
 def _instead(place: Place, tensor: torch.Tensor) -> Place:

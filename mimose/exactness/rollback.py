@@ -66,16 +66,17 @@ class Snapshot:
         """Small tensors that have not changed yet: copies, tensors, versions."""
         self.saved = SavedTensors(())
 
-    def take(self, *, is_wide: bool = True) -> None:
+    def take(self, *, is_wide: bool = True, is_current: bool = False) -> None:
         """Take the snapshot, in place of an earlier one.
 
         Args:
             is_wide: Whether to save all tensors that might change.
+            is_current: Whether `is_current` has just said so.
         """
         self._restore_random = saved_random_state(self._devices)
         self._computed = set(cached_parametrizations())
         self._drawn = list(map(_READ, self._generators))
-        if self._state is None or not self._state.is_now():
+        if not is_current and (self._state is None or not self._state.is_now()):
             self._state, self._versions = State(self._tables), None
         if is_wide or list(map(version_of, self._constant)) != self._versions:
             self._constants = SavedTensors(self._small)
@@ -166,10 +167,11 @@ class Rollback:
         made, self._of_step = self._of_step, None
         if made and made[0] == version and not is_outdated and made[1].is_current():
             snapshot = made[1]
+            snapshot.take(is_current=True)
         else:
+            made = None  # it may hold attributes that the model has replaced
             snapshot = self._make()
-        made = None  # it may hold attributes that the model replaces
-        snapshot.take()
+            snapshot.take()
         try:
             yield snapshot
         finally:

@@ -583,14 +583,17 @@ class Describer:
             self._parameters = tuple(own_parameters(self._model))
             self._kinds = kinds
 
-    def own_parameters(self) -> Sequence[torch.Tensor]:
+    def own_parameters(self, *, is_outdated: bool) -> Sequence[torch.Tensor]:
         """Return the parameters that an optimizer updates now, without a search.
 
         A search makes as many calls as a step of many small layers
         (`python -m benchmarks.proofs stepcost`).
+
+        Args:
+            is_outdated: What `is_outdated` returns now.
         """
         self._read_parameters()
-        if self._groups or self._odd or self.is_outdated():
+        if self._groups or self._odd or is_outdated:
             return own_parameters(self._model)
         tables = map(parameters_of, self._all)
         now = itertools.chain.from_iterable(map(dict.values, tables))
