@@ -27,7 +27,13 @@ if TYPE_CHECKING:
     from mimose.session import Session as Session
     from mimose.session import attach as attach
 else:
-    _HOME = {
+    _ERRORS = """
+        AdviceError AlreadyAttachedError BudgetError ChangedWeightsError
+        CheckpointingConflictError InfeasibleBudgetError LateChangeError MimoseError
+        NoUnitsError NotRecomputableError OtherRankError RecomputationError
+        StateMismatchError
+    """
+    _HOME = dict.fromkeys(_ERRORS.split(), "exceptions") | {
         "BatchSampler": "batch_sampler",
         "Forecast": "forecast",
         "Session": "session",
@@ -37,24 +43,7 @@ else:
         "attach": "session",
         "cross_entropy": "loss_by_rows",
     }
-    __all__ = sorted(
-        [
-            *_HOME,
-            "AdviceError",
-            "AlreadyAttachedError",
-            "BudgetError",
-            "ChangedWeightsError",
-            "CheckpointingConflictError",
-            "InfeasibleBudgetError",
-            "LateChangeError",
-            "MimoseError",
-            "NotRecomputableError",
-            "NoUnitsError",
-            "OtherRankError",
-            "RecomputationError",
-            "StateMismatchError",
-        ]
-    )
+    __all__ = sorted(_HOME)
 
     def __getattr__(name: str) -> Any:
         """Import a public name when it is first used, and torch no sooner."""
@@ -63,7 +52,7 @@ else:
         if name not in __all__:
             msg = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(msg)
-        home = importlib.import_module(f"mimose.{_HOME.get(name, 'exceptions')}")
+        home = importlib.import_module(f"mimose.{_HOME[name]}")
         value = globals()[name] = getattr(home, name)
         return value
 

@@ -17,6 +17,7 @@ measured.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import logging
 import math
@@ -30,6 +31,7 @@ from torch import distributed
 from torch.utils.data import Sampler
 
 from mimose.arguments import check_integer, check_switches
+from mimose.distributed import n_ranks
 from mimose.exceptions import MimoseError, StateMismatchError
 
 if TYPE_CHECKING:
@@ -88,8 +90,7 @@ class BatchSampler(Sampler[list[int]]):
     rows that trains the most tokens a second, under the plan that `session` would make
     and with the time of the optimizer step. It takes a batch twice as large only if
     that raises the tokens a second by 3%, or with several lengths, which pad more, by
-    5%. (A step has a fixed time that more rows share: the line of PAPAYA, see
-    `mimose.predictors.MethodModel`.)
+    5%. (A step has a fixed time that more rows share: the line of PAPAYA.)
 
     The first batches are small, because the session has measured nothing yet: up to 8
     rows, and at most as many tokens as the longest sample. They grow as the session
@@ -112,8 +113,9 @@ class BatchSampler(Sampler[list[int]]):
             from the next round on.
         n_drawn: Batches that this rank has drawn in the current epoch.
         epoch: The number of the current epoch, or of the last one; the first is 0.
-        is_settled: Whether the last round changed no number of rows. Then
-            ``len(sampler)`` is known.
+        is_settled: Whether the last round changed no number of rows.
+        is_expecting: Whether to draw small batches until there is a session. The
+            trainers' callbacks set it.
 
     Args:
         lengths: (n_samples,) The length of each sample in tokens, integers of at least
@@ -135,8 +137,8 @@ class BatchSampler(Sampler[list[int]]):
 
     Raises:
         ValueError: A length is not an integer of at least 1; the columns of `lengths`
-            differ in size; there are fewer samples than ranks; another argument is not
-            an integer, a switch or a session; or `rank` is not below `world_size`.
+            differ in size; another argument is not an integer, a switch or a session;
+            or `rank` is not below `world_size`.
     """
 
     def __init__(
@@ -154,18 +156,7 @@ class BatchSampler(Sampler[list[int]]):
     ) -> None:
         by_name = lengths if isinstance(lengths, Mapping) else {"lengths": lengths}
         self._names = list(lengths) if isinstance(lengths, Mapping) else None
-        for name in self._names or ():
-            if not name.rpartition(".")[2].isdigit():
-                msg = (
-                    f"lengths: {name!r} is not the name of a size; write the model's "
-                    f"argument and the dimension, such as 'input_ids.1'"
-                )
-                raise ValueError(msg)
         columns = [_checked(name, column) for name, column in by_name.items()]
-        if len({len(column) for column in columns}) != 1:
-            sizes = {name: len(column) for name, column in by_name.items()}
-            msg = f"lengths: each name must have one length a sample, got {sizes}"
-            raise ValueError(msg)
         self._lengths: _Ints = np.stack(columns, axis=1)
         self._max_rows, self._max_tokens = (
             limit if limit is None else check_integer(name, limit)
@@ -175,20 +166,15 @@ class BatchSampler(Sampler[list[int]]):
         if session is not None and not hasattr(session, "forecast"):
             msg = f"session must be what mimose.attach returned, got {session!r}"
             raise ValueError(msg)
-        is_distributed = distributed.is_available() and distributed.is_initialized()
-        if world_size is None:
-            world_size = distributed.get_world_size() if is_distributed else 1
         if rank is None:
-            rank = distributed.get_rank() if is_distributed else 0
-        world_size = check_integer("world_size", world_size)
+            rank = distributed.get_rank() if n_ranks() > 1 else 0
+        found = n_ranks() if world_size is None else world_size
+        world_size = check_integer("world_size", found)
         if check_integer("rank", rank, 0) >= world_size:
             msg = f"rank must be at least 0 and below {world_size} ranks, got {rank}"
             raise ValueError(msg)
         if len(self._lengths) < world_size:
-            msg = (
-                f"{len(self._lengths)} samples cannot be shared among {world_size} "
-                f"ranks: each rank needs at least one"
-            )
+            msg = f"{len(self._lengths)} samples are too few for {world_size} ranks"
             raise ValueError(msg)
         self.session = session
         self._seed = check_integer("seed", seed, 0)
@@ -201,7 +187,7 @@ class BatchSampler(Sampler[list[int]]):
         self._most_tokens, self._half_tokens = tokens.max(), np.median(tokens)
         self.epoch = 0
         self._table: _Table = None
-        self.is_settled = self._is_expecting = False
+        self.is_settled = self.is_expecting = False
         self._warned = False
         self._n_asked = 0
         """Batches drawn in all epochs."""
@@ -230,10 +216,8 @@ class BatchSampler(Sampler[list[int]]):
         it starts again from its beginning. If its state was loaded, it continues from
         there.
         """
-        if self._is_over:
-            self.epoch += 1
-            self._reset()
-        elif self.n_drawn and not self._is_resumed:
+        self.epoch += self._is_over
+        if self._is_over or (self.n_drawn and not self._is_resumed):
             self._reset()
         self._is_resumed = False
         left, budget = 0, 0
@@ -263,7 +247,7 @@ class BatchSampler(Sampler[list[int]]):
                 asked alone would wait for the others). An estimate would be wrong,
                 because trainers skip the batches after it.
         """
-        is_alone = self._world_size == 1 or self.session is None
+        is_alone = self._world_size == 1 and self.session is not None
         if is_alone and not self._history:
             self._renew()
             self._renew()
@@ -276,10 +260,6 @@ class BatchSampler(Sampler[list[int]]):
             raise TypeError(msg)
         self._is_frozen = True
         return self.n_drawn + len(self._steps)
-
-    def expect_session(self) -> None:
-        """Draw small batches until `session` is set; trainers' callbacks call this."""
-        self._is_expecting = True
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch. In that epoch already, change nothing.
@@ -489,32 +469,34 @@ class BatchSampler(Sampler[list[int]]):
             is_bounded = self._max_rows is not None or self._max_tokens is not None
             rows = np.full(len(lengths), math.inf if is_bounded else _FEW)
         else:
-            rows = self._first_rows(tokens)
+            # No more tokens than the longest sample has, or two rows.
+            least = np.where(tokens <= self._half_tokens, 2, 1)
+            rows = (self._most_tokens / tokens).clip(least, _FEW)
             if any(self._table):
                 known = np.array(self._table, dtype=float)
                 there = self._at_anchors.sum(axis=1)
-                least = (known * there)[known > 0.0].min()  # tokens of a known batch
-                first = (least / there).clip(1.0, max(_FEW, known.max()))
+                fewest = (known * there)[known > 0.0].min()  # tokens of a known batch
+                first = (fewest / there).clip(1.0, max(_FEW, known.max()))
                 known = np.where(known, known, first)
                 rows = _between(self._anchors, known, lengths)
         if self._max_tokens is not None:
             rows = np.minimum(rows, self._max_tokens / tokens)
-        whole: NDArray[np.float64] = np.floor(
-            rows.clip(1.0, self._max_rows or math.inf)
-        )
+        most = self._max_rows or math.inf
+        whole: NDArray[np.float64] = np.floor(rows.clip(1.0, most))
         return whole
-
-    def _first_rows(self, tokens: _Ints) -> NDArray[np.float64]:
-        """Return rows whose tokens do not exceed the longest sample's, or two rows."""
-        least = np.where(tokens <= self._half_tokens, 2, 1)
-        rows: NDArray[np.float64] = (self._most_tokens / tokens).clip(least, _FEW)
-        return rows
 
     # ------------------------------------------------------------------ tables
 
     def _renew(self) -> None:
         """Begin a round: make a table, and use it if it differs from the last one."""
-        before, table = self._table, self._agreed(self._forecast_or_none())
+        before, session = self._table, self.session
+        table: _Table = [] if self.is_expecting else None
+        if session is not None:
+            table = self._forecast(session)
+            if self._world_size > 1:  # the fewest rows of all ranks
+                tables: list[Any] = [None] * self._world_size
+                distributed.all_gather_object(tables, table)
+                table = list(map(min, *tables)) if all(tables) else []
         is_same = bool(self._history) and table == before
         self.is_settled = is_same and any(table or ())
         if not is_same:
@@ -522,31 +504,6 @@ class BatchSampler(Sampler[list[int]]):
             has_grown = np.sum(table or 0) > 1.25 * np.sum(before or 0)
             if has_grown and before and torch.accelerator.is_available():
                 torch.accelerator.empty_cache()  # blocks of smaller batches are gaps
-
-    def _forecast_or_none(self) -> _Table:
-        if self.session is None:
-            return [] if self._is_expecting else None
-        return self._forecast(self.session)
-
-    def _agreed(self, own: _Table) -> _Table:
-        """Return the smallest number of rows of all ranks, for each anchor."""
-        if self._world_size == 1 or self.session is None:
-            return own
-        if not (distributed.is_available() and distributed.is_initialized()):
-            msg = (
-                f"mimose.BatchSampler has {self._world_size} ranks, which must "
-                f"exchange how many rows fit, and torch.distributed is not "
-                f"initialised: call torch.distributed.init_process_group before the "
-                f"first batch"
-            )
-            raise MimoseError(msg)
-        tables: list[_Table] = [None] * self._world_size
-        distributed.all_gather_object(tables, own)
-        if not all(tables):
-            return []
-        return [
-            min(rows) for rows in zip(*(table or [] for table in tables), strict=True)
-        ]
 
     def _forecast(self, session: Session) -> list[int]:
         """Return the best number of rows at each anchor, with today's knowledge."""
@@ -644,14 +601,10 @@ def _climb(score: Callable[[int], float], start: int, steps: Sequence[int]) -> i
         start: The first index.
         steps: Step widths. Each is repeated as long as the score rises.
     """
-    scores: dict[int, float] = {}
 
+    @functools.cache
     def of(at: int) -> float:
-        if not 0 <= at < len(_GRID):
-            return -math.inf
-        if at not in scores:
-            scores[at] = score(at)
-        return scores[at]
+        return score(at) if 0 <= at < len(_GRID) else -math.inf
 
     at = start
     for step in steps:
@@ -668,17 +621,11 @@ def _checked(name: str, column: Sequence[int]) -> _Ints:
         ValueError: They are not integers of at least 1.
     """
     found = np.asarray(column)
-    if found.ndim != 1 or not found.size or not np.issubdtype(found.dtype, np.integer):
+    is_listed = found.ndim == 1 and found.size > 0 and found.dtype.kind in "iu"
+    if not is_listed or found.min() < 1:
         msg = (
-            f"{name} must be a list of integers, one for each sample, got "
-            f"{found.dtype} of shape {found.shape}"
-        )
-        raise ValueError(msg)
-    if found.min() < 1:
-        at = int(found.argmin())
-        msg = (
-            f"{name}: sample {at} has length {found[at]}; a length must be at least 1. "
-            f"Leave empty samples out of the dataset"
+            f"{name} must be a list of integers of at least 1, one for each sample, "
+            f"got {found.dtype} of shape {found.shape}. Leave empty samples out"
         )
         raise ValueError(msg)
     return found.astype(np.int64)

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 import os
 import re
-import sys
 from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
 
 from mimose.exceptions import BudgetError
+from mimose.planners.problem import format_bytes as format_bytes
 
 Budget: TypeAlias = float | str | None
 """A budget as a user writes it; None is all free memory."""
@@ -25,8 +25,6 @@ _LEFT_BYTES, _LEFT_SHARE = 512 * 2**20, 0.03
 """What stays free on a device for libraries, whichever is more."""
 _LEFT_TO_RANKS_BYTES = 2**30
 """What stays free in addition if ranks communicate."""
-_LEAST_BARE = 2**20
-"""A smaller number without a suffix was probably meant as MiB or GiB."""
 _PATTERN = re.compile(r"\s*(\+?)\s*([0-9]+(?:\.[0-9]+)?|\.[0-9]+)\s*(%|[a-zA-Z]*)\s*")
 
 
@@ -41,13 +39,13 @@ def parse_budget(
         budget: ``"6GiB"`` (2**30 bytes each), ``"6GB"`` (10**9), an integer number of
             bytes, ``"80%"`` or a float in (0, 1], a share of `device_bytes`, or
             ``"+400MiB"``, that much more than is held now. Text without a suffix is
-            bytes, at least 2**20 of them.
+            bytes.
         device_bytes: The memory of the device, for shares; None if not known.
         held_bytes: Reads what is held now; None if that cannot be read.
 
     Raises:
-        BudgetError: The value has another type or an unknown suffix, is not positive or
-            larger than 2**63, or refers to a number that is not known.
+        BudgetError: The value has another type or an unknown suffix, is not positive,
+            or refers to a number that is not known.
     """
     if isinstance(budget, str):
         return _parse_text(budget, device_bytes, held_bytes)
@@ -107,21 +105,10 @@ def rank_share(n_bytes: int | None) -> int | None:
 
     Args:
         n_bytes: The memory; None if not known.
-
-    Raises:
-        BudgetError: LOCAL_WORLD_SIZE is not a number.
     """
     if n_bytes is None:
         return None
-    n_ranks = os.environ.get("LOCAL_WORLD_SIZE", "1")
-    if not n_ranks.isdecimal():
-        msg = (
-            f"the environment variable LOCAL_WORLD_SIZE must be the number of ranks on "
-            f"this host, which share its memory, got {n_ranks!r}: set it to that "
-            f"number, or unset it if there is one rank"
-        )
-        raise BudgetError(msg)
-    return n_bytes // max(1, int(n_ranks))
+    return n_bytes // max(1, int(os.environ.get("LOCAL_WORLD_SIZE", "1")))
 
 
 def _parse_text(
@@ -141,13 +128,6 @@ def _parse_text(
         )
         raise BudgetError(msg)
     n_bytes = float(number) * factor
-    if not unit and n_bytes < _LEAST_BARE:
-        own = text.strip()
-        msg = (
-            f"budget {text!r} has no unit, and is too small to be bytes: write "
-            f"'{own}GiB' or '{own}MiB', or '{own}B' if you mean bytes"
-        )
-        raise BudgetError(msg)
     if not sign:
         return _positive(text, n_bytes)
     if held_bytes is None:
@@ -176,21 +156,7 @@ def _parse_fraction(budget: object, fraction: float, device_bytes: int | None) -
 
 
 def _positive(budget: object, n_bytes: float) -> int:
-    if n_bytes > sys.maxsize:
-        msg = "budget is more than 2**63 bytes, which no device has"
-        raise BudgetError(msg)
     if math.isnan(n_bytes) or n_bytes < 1:
         msg = f"budget {budget!r} comes to {n_bytes} bytes; it must be at least 1"
         raise BudgetError(msg)
     return int(n_bytes)
-
-
-def format_bytes(n_bytes: float) -> str:
-    """Return a number of bytes as text: in GiB from one GiB on, else in MiB.
-
-    >>> format_bytes(1610612736), format_bytes(-52428800)
-    ('1.50 GiB', '-50.0 MiB')
-    """
-    if abs(n_bytes) >= 2**30:
-        return f"{n_bytes / 2**30:.2f} GiB"
-    return f"{round(n_bytes / 2**20, 1) + 0.0:.1f} MiB"  # no minus before a 0

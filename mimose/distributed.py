@@ -26,12 +26,11 @@ from __future__ import annotations
 
 import contextlib
 import gc
-import os
 import time
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from itertools import compress
+from itertools import compress, zip_longest
 from typing import Any, NoReturn
 
 import torch
@@ -48,7 +47,6 @@ from mimose.exceptions import (
     first_line,
 )
 from mimose.inputs.sharding import communicates, is_sharded
-from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners import Menu
 from mimose.policy import Decision, Policy
 from mimose.records import AgreementUse
@@ -64,7 +62,6 @@ _CALLS_A_LAYER = 8
 _N_HEAD = 4
 """Elements before those for each layer: no plan, measures, the hash of the calls and
 its negative."""
-_DDP = "is a DistributedDataParallel"
 _side: tuple[Any, Any] | None = None
 """The default group, and the group for agreement."""
 
@@ -76,9 +73,7 @@ def n_ranks() -> int:
     return int(distributed.get_world_size())
 
 
-def find_ranks(
-    agree: Any, names: Sequence[str], modules: Sequence[nn.Module]
-) -> Ranks | None:
+def find_ranks(agree: Any, modules: Sequence[nn.Module]) -> Ranks | None:
     """Return the ranks to agree with; None if there is no need to agree.
 
     If a layer waits for other ranks, all ranks must call this at the same place,
@@ -88,11 +83,7 @@ def find_ranks(
 
     Args:
         agree: ``"auto"``, None for none, or the group of ranks that run the same.
-        names: The names of the layers.
         modules: The layers.
-
-    Raises:
-        MimoseError: There is no process group yet.
     """
     if agree is None:
         return None
@@ -100,8 +91,7 @@ def find_ranks(
         everyone = frozenset(range(len(modules)))
         several = n_ranks() > 1 and distributed.get_world_size(agree) > 1
         return Ranks(agree, everyone, len(modules)) if several else None
-    _raise_if_too_early(modules)
-    waiting = _waiting(names, modules) if n_ranks() > 1 else {}
+    waiting = _waiting(modules) if n_ranks() > 1 else {}
     if not waiting:
         return None
     return Ranks(_side_group(), frozenset(waiting), len(modules))
@@ -293,11 +283,10 @@ class Ranks:
             made = None
             if not unplanned and largest == -minus_least:
                 names = {layer.name for layer in layers if layer.is_kept}
+                least = zip(chosen.calls, body[2 * len(layers) :], strict=False)
                 wanted = tuple(
                     0 if call.rpartition("#")[0] in names else index
-                    for call, index in zip(
-                        chosen.calls, body[2 * len(layers) :], strict=False
-                    )
+                    for call, index in least
                 )
                 actions = tuple(menu.names[index] for index in wanted)
                 made = decision
@@ -394,11 +383,9 @@ def _raise_unlike(found: Sequence[list[str]]) -> NoReturn:
     Raises:
         MimoseError: Always.
     """
-    first = found[0]
-    rank = next(rank for rank, lines in enumerate(found) if lines != first)
-    other = found[rank]
-    pairs = ((a, b) for a, b in zip(first, other, strict=False) if a != b)
-    one, another = next(pairs, (f"{len(first)} lines", f"{len(other)} lines"))
+    rank = next(rank for rank, lines in enumerate(found) if lines != found[0])
+    pairs = zip_longest(found[0], found[rank], fillvalue="nothing")
+    one, another = next((a, b) for a, b in pairs if a != b)
     msg = (
         f"the ranks cannot agree, because they plan different things: rank 0 of the "
         f"group has {one}, rank {rank} has {another}. Attach with the same arguments "
@@ -411,35 +398,10 @@ def _raise_unlike(found: Sequence[list[str]]) -> NoReturn:
 # ------------------------------------------------------------------ who waits
 
 
-def _waiting(names: Sequence[str], modules: Sequence[nn.Module]) -> dict[int, str]:
+def _waiting(modules: Sequence[nn.Module]) -> dict[int, str]:
     """Return the indices of layers whose forward waits for other ranks, and why."""
-    found = {}
-    for index, (name, module) in enumerate(zip(names, modules, strict=True)):
-        why = communicates(module)
-        if why:
-            found[index] = f"the layer {name!r} waits for other ranks ({why})"
-    return found
-
-
-def _raise_if_too_early(modules: Sequence[nn.Module]) -> None:
-    """Check that the process group of a SyncBatchNorm exists.
-
-    Raises:
-        MimoseError: A launcher has started several processes, and there is no group.
-    """
-    is_begun = distributed.is_available() and distributed.is_initialized()
-    n_started = os.environ.get("WORLD_SIZE", "1")
-    if is_begun or not n_started.isdecimal() or int(n_started) < 2:
-        return
-    if any(
-        isinstance(m, nn.SyncBatchNorm) for layer in modules for m in layer.modules()
-    ):
-        msg = (
-            f"a layer has a SyncBatchNorm and {n_started} processes were started, so "
-            f"they must agree on what is recomputed, but there is no process group "
-            f"yet: attach after torch.distributed.init_process_group()"
-        )
-        raise MimoseError(msg)
+    found = enumerate(map(communicates, modules))
+    return {index: why for index, why in found if why}
 
 
 def later_waits(
@@ -466,14 +428,14 @@ def later_waits(
         kinds = tuple(map(type, (model, *modules)))  # `fully_shard` replaces them
         if n_ranks() < 2 or kinds == seen:
             return
-        for index, why in _waiting(names, modules).items():
+        for index, why in _waiting(modules).items():
             if index not in known:
                 msg = (
-                    f"{why}, but it did not when the session began, so the ranks have "
-                    f"not agreed on what is recomputed and would wait for each other "
-                    f"forever: call detach(), and attach on all ranks after "
-                    f"init_process_group, fully_shard, parallelize_module and "
-                    f"convert_sync_batchnorm"
+                    f"the layer {names[index]!r} waits for other ranks ({why}), but it "
+                    f"did not when the session began, so the ranks have not agreed on "
+                    f"what is recomputed and would wait for each other forever: call "
+                    f"detach(), and attach on all ranks after init_process_group, "
+                    f"fully_shard, parallelize_module and convert_sync_batchnorm"
                 )
                 raise MimoseError(msg)
         seen = kinds
@@ -481,35 +443,25 @@ def later_waits(
     return check
 
 
-def why_forward_waits(root: nn.Module, layers: Sequence[Layer] = ()) -> str:
+def why_waits(root: nn.Module, layers: Sequence[Layer], *, with_backward: bool) -> str:
     """Return why other ranks wait for a forward of the model; "" if none does.
 
     Args:
         root: The model.
         layers: Its layers. If ranks agree, an exchange is part of each forward.
+        with_backward: Whether its backward counts too.
     """
     if n_ranks() < 2:
         return ""
     for name, module in root.named_modules():
-        if isinstance(module, nn.parallel.DistributedDataParallel):
-            return f"{name or 'the model'} {_DDP}"
         if is_sharded(module):
             return f"{name or 'the model'} is sharded over the ranks (fully_shard)"
-    agrees = any(layer.waits for layer in layers)
-    return communicates(root) or ("the ranks agree on each forward" if agrees else "")
-
-
-def why_step_waits(root: nn.Module, layers: Sequence[Layer] = ()) -> str:
-    """Return why other ranks wait for a forward or a backward; "" if none does.
-
-    Args:
-        root: The model.
-        layers: Its layers.
-    """
-    why = why_forward_waits(root, layers)
-    if why or n_ranks() < 2:
-        return why
-    return "" if ddp_around(root) is None else f"a module around the model {_DDP}"
+    why = communicates(root)
+    if not why and any(layer.waits for layer in layers):
+        why = "the ranks agree on each forward"
+    if not why and with_backward and ddp_around(root) is not None:
+        why = "a DistributedDataParallel holds the model"
+    return why
 
 
 def ddp_around(root: nn.Module) -> nn.parallel.DistributedDataParallel | None:
@@ -531,11 +483,6 @@ def ddp_around(root: nn.Module) -> nn.parallel.DistributedDataParallel | None:
 
 _FINAL = "_mimose_final"
 """Attribute of an error whose text already says that nothing is run again."""
-_LESS = "Give attach() a lower budget, or use shorter or fewer inputs"
-_WITHOUT = (
-    "Exclude the layer, so that it is kept from the first step on: attach(layers=...) "
-    "takes the classes or the names of the other layers"
-)
 
 
 def is_final(error: BaseException) -> bool:
@@ -552,14 +499,14 @@ def mark_final(error: BaseException, what: str, why: str, numbers: str) -> None:
         why: Why other ranks wait for it.
         numbers: A sentence with what is held, and the budget.
     """
-    advice = _LESS if is_out_of_memory(error) else _WITHOUT
     said = str(error) or type(error).__name__
     if isinstance(error, NotRecomputableError):
         said = error.summary
     text = (
         f"{said}\nmimose does not run {what} again on this rank alone, because {why} "
-        f"and other ranks would wait for it. {numbers} {advice}. Then start all ranks "
-        f"again from the last saved state"
+        f"and other ranks would wait for it. {numbers} If memory ran out, give "
+        f"attach() a lower budget, else the other layers by attach(layers=...), so "
+        f"that this one is kept. Then start all ranks again from the last saved state"
     )
     error.args = (text, *error.args[1:])
     vars(error)[_FINAL] = True

@@ -28,6 +28,10 @@ from mimose.planners import InfeasibleBudgetError as _Infeasible
 class MimoseError(Exception):
     """The base class of all errors of this library."""
 
+    def __reduce__(self) -> Any:
+        """Pickle without a call of the constructor, whose arguments differ."""
+        return type(self).__new__, (type(self), *self.args), vars(self)
+
 
 class BudgetError(MimoseError, ValueError):
     """The memory budget cannot be read or used."""
@@ -92,10 +96,6 @@ class NotRecomputableError(MimoseError, RuntimeError):
             f"{self.summary}; run the step again, with the batch as it was."
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by the arguments, because the message is built from them."""
-        return type(self), (self.layers, self.why)
-
 
 class LateChangeError(MimoseError, RuntimeError):
     """A layer changed a buffer, or an object that it holds, for the first time.
@@ -118,10 +118,6 @@ class LateChangeError(MimoseError, RuntimeError):
             f"the next step on mimose saves what {layer} changes."
         )
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by the arguments, because the message is built from them."""
-        return type(self), (self.layer, self.buffers)
-
 
 class OtherRankError(MimoseError, RuntimeError):
     """Another rank could not run its step, so this rank does not run it either.
@@ -140,10 +136,6 @@ class OtherRankError(MimoseError, RuntimeError):
             f"rank {rank} could not run this step, so no rank does. Its error was "
             f"{kind}: {text}"
         )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        """Pickle by the arguments, because the message is built from them."""
-        return type(self), (self.rank, self.kind, self.text)
 
 
 class StateMismatchError(MimoseError, ValueError):

@@ -45,26 +45,26 @@ class Forecast:
 
     shape: Mapping[str, int]
     """All sizes that vary, by name."""
-    fits: bool | None
-    """Whether a plan keeps the budget with the safety margin. None if that cannot be
-    predicted yet: the step would recompute and measure everything."""
-    why_not: str | None
-    """Why the step does not fit, or why that is not known; None if it fits."""
     budget_bytes: int
     """The budget of the forecast."""
-    peak_bytes: float | None
-    """The predicted peak in the same unit as `StepRecord.predicted_peak_bytes`. If no
-    plan fits, the peak of the plan with the lowest one. None if not known."""
-    plan: Plan | None
-    """The plan that the step would run; None if none fits or is known."""
-    seconds: float | None
-    """Seconds of the device for forward and backward under the plan, with the step's
-    share of the optimizer step; None if not known."""
-    extra_seconds: float | None
-    """The part of these seconds that the plan adds; None if not known."""
     extrapolation: float
     """Relative distance beyond the measured sizes: 0 inside, 0.5 for half as large
     again, infinite if nothing was measured with such inputs."""
+    fits: bool | None = None
+    """Whether a plan keeps the budget with the safety margin. None if that cannot be
+    predicted yet: the step would recompute and measure everything."""
+    why_not: str | None = None
+    """Why the step does not fit, or why that is not known; None if it fits."""
+    peak_bytes: float | None = None
+    """The predicted peak in the same unit as `StepRecord.predicted_peak_bytes`. If no
+    plan fits, the peak of the plan with the lowest one. None if not known."""
+    plan: Plan | None = None
+    """The plan that the step would run; None if none fits or is known."""
+    seconds: float | None = None
+    """Seconds of the device for forward and backward under the plan, with the step's
+    share of the optimizer step; None if not known."""
+    extra_seconds: float | None = None
+    """The part of these seconds that the plan adds; None if not known."""
 
 
 def asked(
@@ -86,7 +86,7 @@ def asked(
     """
     if shape is not None:
         check_shape("shape", shape)
-    last = engine.snapshot.last if shape is None else engine.snapshot.typical
+    last = engine.last if shape is None else engine.typical or engine.last
     if last is None:
         msg = (
             "no step was run yet and no state was loaded, so the sizes of the model's "
@@ -98,18 +98,12 @@ def asked(
         return step_input, table
     first = step_input
     if "+" in step_input.context:  # several forwards: Note: [Windows] of the policy
-        contexts, structures = (
-            step_input.context.split("+"),
-            step_input.structure.split("+"),
-        )
-        found = engine.snapshot.tables.get(structures[0])
-        assert found is not None
-        table = found
+        context, _, _ = step_input.context.partition("+")
+        structure, _, _ = step_input.structure.partition("+")
+        table = engine.tables[structure]
         sizes = step_input.sizes[: len(table.names)]
-        first = StepInput(contexts[0], sizes, step_input.has_gradients, structures[0])
+        first = StepInput(context, sizes, step_input.has_gradients, structure)
     first = first._replace(sizes=table.fill(shape, first.sizes))
-    if first.context not in engine.policy.windows.seen:
-        return first, table
     whole = engine.policy.windows.expected(first)
     if isinstance(whole, str):
         msg = f"mimose makes no plan for such steps, so it cannot predict them: {whole}"
@@ -168,20 +162,16 @@ class Forecasts:
         if found is not None:
             return found
 
-        def known(size: int) -> tuple[StepInput, float | None]:
+        def fits(size: int) -> bool:
             own, _ = asked(self._engine, {**shape, vary: size})
             own = own._replace(has_gradients=step_input.has_gradients)
-            return self._usable(own, table, memory)
+            known, usable = self._usable(own, table, memory)
+            if usable is None:
+                return False
+            least = self._engine.policy.least_plan(known, memory, usable)
+            return _peak_bytes(least, memory) <= usable
 
-        def over(size: int) -> float:
-            own, usable = known(size)
-            if usable is None:  # the worker has fitted anew in the meantime
-                return math.inf
-            growth = self._engine.policy.plans.least(own, memory, usable).growth
-            return growth.bytes(memory.released_bytes) + memory.start_bytes - usable
-
-        reach = _furthest(lambda size: known(size)[1] is not None, most)
-        found = self._largest[key] = _last_within(over, reach)
+        found = self._largest[key] = _last(fits, most)
         return found
 
     # ------------------------------------------------------------------ one shape
@@ -229,19 +219,18 @@ class Forecasts:
             The step, and the highest level that its prediction may reach; None if no
             known step predicts it.
         """
-        driver, learner = self._engine.driver, self._engine.learner
+        learner, policy = self._engine.learner, self._engine.policy
         contexts = [step_input.context]
         if "+" not in step_input.context:
             base = step_input.context.removesuffix(BY_ROWS)
             n_labels = table.n_elements(step_input.sizes, "labels")
             budget_bytes = self._engine.memory_limit.budget_bytes
-            large = large_logits(driver.losses, n_labels, budget_bytes)
+            large = large_logits(self._engine.losses, n_labels, budget_bytes)
             contexts = [base]
             if large:
                 plain = step_input._replace(context=base)
                 by_rows = step_input._replace(context=base + BY_ROWS)
-                plans = self._engine.policy.plans
-                is_plain = plans.prefers_plain_loss(plain, by_rows, large, memory)
+                is_plain = policy.prefers_plain_loss(plain, by_rows, large, memory)
                 contexts.insert(is_plain, base + BY_ROWS)
         likes = [
             step_input._replace(context=context, has_gradients=has_gradients)
@@ -250,7 +239,7 @@ class Forecasts:
         ]
         if all(why_unknown(learner.model, like) for like in likes):
             learner.worker.catch_up()
-        is_first, policy = not self._engine.steps.n_begun, self._engine.policy
+        is_first = not self._engine.steps.n_begun
         for like in likes:
             if not why_unknown(learner.model, like):
                 return like, policy.usable_bytes(like, memory, is_first=is_first)
@@ -261,30 +250,24 @@ class Forecasts:
     ) -> tuple[Forecast, Work | None]:
         """Return a forecast without seconds, and the work that decides them."""
         known, usable = self._usable(step_input, table, memory)
-        model, plans = self._engine.learner.model, self._engine.policy.plans
+        model, policy = self._engine.learner.model, self._engine.policy
         is_new = known.context not in model.patterns
         forecast = Forecast(
             shape=table.named(step_input.sizes),
-            fits=None,
-            why_not=None,
             budget_bytes=budget_bytes,
-            peak_bytes=None,
-            plan=None,
-            seconds=None,
-            extra_seconds=None,
             extrapolation=math.inf if is_new else extrapolation_ratio(model, known),
         )
         if usable is None:
             return replace(forecast, why_not=why_unknown(model, known)), None
         try:
-            made = plans.peek(known, memory) or plans.make(known, memory, usable)
+            made = policy.peek(known, memory) or policy.make(known, memory, usable)
         except InfeasibleBudgetError:
-            made = plans.least(known, memory, usable)
+            made = policy.least_plan(known, memory, usable)
         peak = _peak_bytes(made, memory)
         if peak <= usable:
             forecast = replace(forecast, fits=True, peak_bytes=peak, plan=made.plan)
             return forecast, step_work(model, known, made.plan.actions)
-        share, most = self._engine.policy.margin.share, format_bytes(usable)
+        share, most = policy.margin.share, format_bytes(usable)
         why_not = (
             f"even the best plan ({made.plan.planner}) is predicted to reach "
             f"{format_bytes(peak)}, and with the safety margin of {share:.1%} it may "
@@ -297,35 +280,13 @@ def _peak_bytes(made: CachedPlan, memory: Memory) -> float:
     return memory.start_bytes + made.growth.bytes(memory.released_bytes)
 
 
-def _furthest(is_known: Callable[[int], bool], most: int | None) -> int:
-    """Return the largest size up to which all are known; 0 if none is."""
+def _last(fits: Callable[[int], bool], most: int | None) -> int:
+    """Return the largest size up to `most` that fits; 0 if none does."""
     low, high = 0, 1
-    while (most is None or high <= most) and is_known(high):
+    while (most is None or high <= most) and fits(high):
         low, high = high, 2 * high
-    if most is not None:
-        high = min(high, most + 1)
+    high = high if most is None else min(high, most + 1)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (middle, high) if is_known(middle) else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
-
-
-def _last_within(over: Callable[[int], float], most: int) -> int:
-    """Return the largest size up to `most` that is not over the limit; 0 if all are.
-
-    What is over grows almost linearly, so the search follows a line, and halves the
-    interval in every third try.
-    """
-    if not most or over(most) <= 0.0:
-        return most
-    low, high, tries = (1, over(1)), (most, over(most)), 0
-    if low[1] > 0.0:
-        return 0
-    while high[0] - low[0] > 1:
-        tries += 1
-        share = -low[1] / (high[1] - low[1]) if tries % 3 else 0.5
-        at = low[0] + int(share * (high[0] - low[0]))
-        at = min(max(at, low[0] + 1), high[0] - 1)
-        value = over(at)
-        low, high = ((at, value), high) if value <= 0.0 else (low, (at, value))
-    return low[0]

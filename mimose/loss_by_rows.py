@@ -38,12 +38,12 @@ from weakref import getweakrefcount
 
 import torch
 import torch.nn.functional as F
-from torch.autograd import forward_ad
 
 from mimose.exceptions import MimoseError, RecomputationError
 from mimose.tensors import different_bits, sum_of_words
 from mimose.torch_private import (
     base_of,
+    is_dual_level_open,
     keeps_graph,
     log_softmax_backward_into,
     log_softmax_into,
@@ -161,13 +161,8 @@ def _goes_by_rows(input: Any, target: Any, reduction: str) -> bool:
         and reduction in _REDUCTIONS
         and input.nbytes >= LEAST_BYTES
         and top_transform() is None
-        and not _has_tangent(input)
+        and not is_dual_level_open()
     )
-
-
-def _has_tangent(input: torch.Tensor) -> bool:
-    unpack: Any = forward_ad.unpack_dual
-    return unpack(input).tangent is not None
 
 
 def _dtype_of_loss(logits: torch.Tensor) -> torch.dtype:
@@ -302,10 +297,7 @@ def _raise_if_edited(
     if isinstance(flag, bool):
         check()
         return
-    module = torch.get_device_module(flag.device)
-    # Backends that record no graphs have no such function; bool() is False.
-    if not getattr(module, "is_current_stream_capturing", bool)():
-        queue_callback(check)
+    queue_callback(check)
 
 
 # -------------------------------------------------- who holds the logits

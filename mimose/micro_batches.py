@@ -32,7 +32,7 @@ import math
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -75,7 +75,7 @@ _MOST_RAN = 32
 _MOST_KNOTS = 256
 _KNOTS = 3
 """Lengths of a batch at which the session forecasts."""
-_SHARES = np.array([0.0, 0.125, 0.25, 0.5, 1.0])
+_SHARES = np.array([0.125, 0.25, 0.5, 1.0])
 """Shares of the largest micro-batch of a length for which it forecasts seconds."""
 _OCTAVE = 4
 """Distinct lengths in a factor of two, so that later batches use the same forecasts."""
@@ -89,8 +89,6 @@ class Rows(NamedTuple):
     """The rows of a batch: Note: [Which columns count]."""
 
     n: int
-    sizes: tuple[int, ...]
-    """Columns of each sequence, with padding."""
     begins: _Ints
     """(n, sequences) The first column that counts."""
     ends: _Ints
@@ -127,13 +125,12 @@ def read_rows(batch: Any, lengths: Lengths, model: nn.Module) -> Rows:
     by_name = lengths if isinstance(lengths, Mapping) else {}
     if lengths is not None and not isinstance(lengths, Mapping):
         by_name = {"": lengths}
-    for name, own in by_name.items():
-        if not hasattr(own, "__len__") or not getattr(own, "ndim", 1):
-            msg = f"lengths{name and f' of {name}'}: give an integer a row, got {own!r}"
-            raise ValueError(msg)
     n = _n_rows(batch, by_name)
     if not n:
-        msg = "the batch has no rows, so there is nothing to split: skip this batch"
+        msg = (
+            "the batch has no tensor with rows (dimension 0), so there is nothing to "
+            "split: give tensors in mappings, tuples or lists, and skip empty batches"
+        )
         raise ValueError(msg)
     tensors: dict[str, torch.Tensor] = {}
 
@@ -153,28 +150,27 @@ def read_rows(batch: Any, lengths: Lengths, model: nn.Module) -> Rows:
     axes = {path: {0: _ROWS} if len(t) == n else {} for path, t in tensors.items()}
     begins: list[_Ints] = []
     ends: list[_Ints] = []
-    sizes: list[int] = []
+    is_rotary = any("rotary" in type(m).__name__.lower() for m in model.modules())
     for paths, counts, is_target in _sequences(tensors, n, by_name, model):
-        begin, end = _span(counts)
-        is_whole = is_target or not _may_cut_left(paths, model)
-        begins.append(np.zeros_like(begin) if is_whole else begin)
-        ends.append(end)
+        begin = counts.argmax(axis=1)
+        end = counts.shape[1] - counts[:, ::-1].argmax(axis=1)
+        end[~counts.any(axis=1)] = 1
+        has_positions = any(_name(path) == "position_ids" for path in paths)
+        is_whole = is_target or not (has_positions or is_rotary)
         for path in paths:
             for axis in _column_axes(path, tensors[path]):
                 if tensors[path].shape[axis] == counts.shape[1]:
-                    axes[path][axis] = len(sizes)
-        sizes.append(int(counts.shape[1]))
-    shape = n, len(sizes)
+                    axes[path][axis] = len(begins)
+        begins.append(np.zeros_like(begin) if is_whole else begin)
+        ends.append(end)
+    shape = n, len(begins)
     first, behind = (np.array(each).T.reshape(shape) for each in (begins, ends))
-    return Rows(n, tuple(sizes), first, behind, axes)
+    return Rows(n, first, behind, axes)
 
 
 def _n_rows(batch: Any, by_name: Mapping[str, Sequence[int]]) -> int:
     if not isinstance(batch, (torch.Tensor, Mapping, list, tuple)):
-        msg = (
-            f"a batch is a mapping, a tuple or a list of tensors, got "
-            f"{type(batch).__name__}. If it is an object with fields, give vars(batch)"
-        )
+        msg = f"a batch is a mapping, a tuple or a list of tensors, got {type(batch)}"
         raise TypeError(msg)
     for own in by_name.values():
         return len(own)
@@ -187,11 +183,7 @@ def _n_rows(batch: Any, by_name: Mapping[str, Sequence[int]]) -> int:
     for value in values:
         if isinstance(value, Mapping):
             return _n_rows(value, by_name)
-    msg = (
-        "the batch has no tensor with rows (dimension 0), so there is nothing to "
-        "split: give a mapping, a tuple or a list of tensors"
-    )
-    raise TypeError(msg)
+    return 0
 
 
 def _name(path: str) -> str:
@@ -216,23 +208,24 @@ def _sequences(
         decoder's.
 
     Raises:
-        ValueError: It is ambiguous which lengths belong to a tensor.
+        ValueError: It is ambiguous which lengths belong to a tensor, or lengths belong
+            to none.
     """
     wide = {path: tensor for path, tensor in tensors.items() if tensor.dim() > 1}
     flat = [path for path, tensor in wide.items() if tensor.dim() == 2]
     masks = [path for path in flat if _name(path) in _MASKS]
-    if by_name and not wide:
-        msg = (
-            "lengths: no tensor of the batch has columns (dimension 1), so nothing can "
-            "be cut: leave lengths out"
-        )
-        raise ValueError(msg)
     sources = [path for path in wide if not _name(path).startswith("decoder_")]
     first = next(iter([*masks, *sources, *wide]), "")
-    lengths = {
-        _path_of(name, wide) if name else first: np.asarray(own)
-        for name, own in by_name.items()
-    }
+    lengths = {}
+    for name, own in by_name.items():
+        path = (name or first).removesuffix(".1")
+        if path not in wide:
+            msg = (
+                f"lengths: the batch has no tensor {path!r} with columns; it has "
+                f"{', '.join(wide)}"
+            )
+            raise ValueError(msg)
+        lengths[path] = np.asarray(own)
     is_pair = _is_pair(model) or len(sources) < len(wide)
 
     def size(path: str) -> int:
@@ -285,18 +278,6 @@ def _is_pair(model: nn.Module) -> bool:
     )
 
 
-def _path_of(name: str, wide: Mapping[str, torch.Tensor]) -> str:
-    """Return the path of the tensor that lengths are given for."""
-    path = name.removesuffix(".1")
-    if path not in wide:
-        msg = (
-            f"lengths: the batch has no tensor {path!r} with columns; it has "
-            f"{', '.join(wide)}"
-        )
-        raise ValueError(msg)
-    return path
-
-
 def _counting(
     tensors: Sequence[torch.Tensor],
     paths: Sequence[str],
@@ -332,20 +313,6 @@ def _counting(
     if not lengths.keys() & paths:  # a row that is all masked attends to all columns
         counts[~counts.any(axis=1)] = True
     return counts
-
-
-def _span(counts: NDArray[np.bool_]) -> tuple[_Ints, _Ints]:
-    """Return (n,) the first column that counts, and (n,) one past the last."""
-    ends = counts.shape[1] - counts[:, ::-1].argmax(axis=1)
-    begins, is_empty = counts.argmax(axis=1), ~counts.any(axis=1)
-    ends[is_empty] = 1
-    return begins, ends
-
-
-def _may_cut_left(paths: Sequence[str], model: nn.Module) -> bool:
-    if any(_name(path) == "position_ids" for path in paths):
-        return True
-    return any("rotary" in type(m).__name__.lower() for m in model.modules())
 
 
 # ------------------------------------------------------------------- taking rows
@@ -475,20 +442,15 @@ def _raise_if_batch_norm(model: nn.Module) -> None:
         MimoseError: A layer of batch norm is in training mode.
     """
     kind = nn.modules.batchnorm._BatchNorm
-    found = [
-        name or "the model"
-        for name, module in model.named_modules()
-        if isinstance(module, kind) and module.training
-    ]
-    if found:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        msg = (
-            f"{', '.join(found[:3])}{more}: batch norm in training mode normalises by "
-            f"the mean of all rows, so micro-batches would have other gradients than "
-            f"the whole batch. Call eval() on it, replace it by group norm, or train "
-            f"the batch whole"
-        )
-        raise MimoseError(msg)
+    for name, module in model.named_modules():
+        if isinstance(module, kind) and module.training:
+            msg = (
+                f"{name or 'the model'}: batch norm in training mode normalises by the "
+                f"mean of all rows, so micro-batches would have other gradients than "
+                f"the whole batch. Call eval() on it, replace it by group norm, or "
+                f"train the batch whole"
+            )
+            raise MimoseError(msg)
 
 
 class Splitter:
@@ -503,13 +465,10 @@ class Splitter:
         self._engine, self._forecasts = engine, forecasts
         self._ran: deque[tuple[int, int, float]] = deque(maxlen=_MOST_RAN)
         """Rows, columns and growth in bytes of the last micro-batches."""
-        self._knots: LRUCache[tuple[int, ...], tuple[int, float, _Floats]]
+        self._knots: LRUCache[tuple[int, ...], tuple[int, _Floats]]
         self._knots = LRUCache(_MOST_KNOTS)
         """By budget, rows and columns: the step until which the entry is valid, the
         most elements, and the seconds of shares of them."""
-        self._roles: dict[str, int] = {}
-        """By the name of an input size, as seen in a step: a sequence's index, or
-        `_ROWS`."""
         self._wrapper: Callable[[], Any] | None = None
         self._has_warned = False
 
@@ -550,7 +509,8 @@ class Splitter:
             part = take_rows(batch, rows, chosen)
             weight = 0.0 if is_again else count(part, chosen) / whole
             total += weight
-            _check_weight(weight, total, is_last=is_last, is_again=is_again)
+            if not is_again:
+                _check_weight(weight, total, is_last=is_last)
             n_begun = self._engine.steps.n_begun
             with nullcontext() if wrapper is None or is_last else wrapper.no_sync():
                 yield part, weight
@@ -609,7 +569,7 @@ class Splitter:
         ends: list[int] = []
         while len(order):
             # A single row runs in any case: `_split` has checked the longest.
-            if not ends or (ends[0] > 1 and not self._fits(rows, order[: ends[0]])):
+            if not ends or (ends[0] > 1 and not self._may_run(rows, order[: ends[0]])):
                 ends = self._split(rows, order)
             end, *rest = ends
             chosen, order = order[:end], order[end:]
@@ -620,7 +580,7 @@ class Splitter:
 
     def _shape(self, rows: Rows, n: int, widths: Sequence[int]) -> dict[str, int]:
         """Return a micro-batch's sizes by their names in the model; {} if not known."""
-        last = self._engine.snapshot.typical
+        last = self._engine.typical or self._engine.last
         if last is None:
             return {}
         own: dict[int, tuple[str, int]] = {}
@@ -629,9 +589,9 @@ class Splitter:
                 column = last[1].column(f"{path}.{axis}")
                 if column is not None:
                     own.setdefault(column, (f"{path}.{axis}", role))
-        roles = dict(own.values())
-        roles = roles if _ROWS in roles.values() else self._roles
-        return {k: n if role == _ROWS else widths[role] for k, role in roles.items()}
+        if not any(role == _ROWS for _, role in own.values()):
+            return {}
+        return {k: n if role == _ROWS else widths[role] for k, role in own.values()}
 
     def _ask(self, rows: Rows, n: int, widths: Sequence[int]) -> Forecast | None:
         shape = self._shape(rows, n, widths)
@@ -642,18 +602,14 @@ class Splitter:
         except MimoseError:  # nothing was measured, or no plan is made for such steps
             return None
 
-    def _fits(self, rows: Rows, chosen: _Ints) -> bool | None:
-        """Whether rows are predicted to fit; None if that is not known."""
-        found = self._ask(rows, len(chosen), rows.widths(chosen))
-        return None if found is None else found.fits
-
-    def _may_run(self, rows: Rows, n: int, widths: Sequence[int]) -> bool:
+    def _may_run(self, rows: Rows, chosen: _Ints) -> bool:
         """Whether a micro-batch is predicted to fit, or is small enough to be tried."""
+        n, widths = len(chosen), rows.widths(chosen)
         found = self._ask(rows, n, widths)
         if found is not None and found.fits is not None:
             return found.fits
         budget_bytes = self._engine.memory_limit.budget_bytes
-        memory = self._engine.driver.memory_now()
+        memory = self._engine.memory_now()
         room = (budget_bytes - memory.start_bytes) / memory.reserved_ratio
         columns = sum(widths)
         for n_ran, wide, growth in self._ran:
@@ -664,22 +620,10 @@ class Splitter:
         return n == 1
 
     def _note(self, rows: Rows, chosen: _Ints) -> None:
-        """Record the growth of a micro-batch, and the names of its sizes."""
-        n, widths = len(chosen), rows.widths(chosen)
-        record = self._engine.records[-1] if self._engine.records else None
-        if record is not None:
-            peak = record.observed_peak_bytes or record.start_bytes
-            self._ran.append((n, sum(widths), float(peak - record.start_bytes)))
-        last = self._engine.describer.last
-        if last is None or n in widths:
-            return
-        roles = {n: _ROWS, **{w: i for i, w in enumerate(widths)}}
-        found = {
-            last[1].column(name): (name, roles[size])
-            for name, size in zip(last[1].names, last[0].sizes, strict=False)
-            if size in roles and name.endswith(".0") == (roles[size] == _ROWS)
-        }
-        self._roles = dict(found.values())
+        """Record the growth of a micro-batch."""
+        if self._engine.records:
+            growth = self._engine.records[-1].observed_growth_bytes or 0
+            self._ran.append((len(chosen), sum(rows.widths(chosen)), float(growth)))
 
     # ------------------------------------------------------------------ choosing
 
@@ -695,77 +639,61 @@ class Splitter:
         """
         longest = self._ask(rows, 1, _rounded(rows.widths(order[-1:])))
         if longest is None or longest.fits is None:
-            return [self._tried(rows, order)]
+            n = 1  # of the shortest rows, as many as may be tried together
+            while n < len(order) and self._may_run(rows, order[: 2 * n]):
+                n = min(2 * n, len(order))
+            return [n]
         if not longest.fits:
             self._raise_if_too_long(rows, order[-1:])
         begins, ends = rows.begins[order], rows.ends[order]
-        elements, costs = self._table(rows, begins, ends)
-        most = elements.copy()
+        table = self._table(rows, begins, ends)
+        most = table[:, 0].copy()
         while True:
-            cuts = _least(begins, ends, most, elements, costs)
-            first, widths = order[: cuts[0]], rows.widths(order[: cuts[0]])
+            cuts = _least(begins, ends, most, table)
+            first = order[: cuts[0]]
             if len(first) == 1:
                 self._raise_if_too_long(rows, first)
-            if len(first) == 1 or self._may_run(rows, len(first), widths):
+            if len(first) == 1 or self._may_run(rows, first):
                 return cuts
             self._knots.clear()
             near = most[: 2 * len(first)]
-            near[:] = np.minimum(near, _SHRINK * _elements(len(first), widths))
+            elements = _elements(len(first), rows.widths(first))
+            near[:] = np.minimum(near, _SHRINK * elements)
 
-    def _tried(self, rows: Rows, order: _Ints) -> int:
-        """Return how many of the shortest rows may be tried together."""
-        n = 1
-        while n < len(order):
-            more = order[: 2 * n]
-            if not self._may_run(rows, len(more), rows.widths(more)):
-                break
-            n = len(more)
-        return n
+    def _table(self, rows: Rows, begins: _Ints, ends: _Ints) -> _Floats:
+        """Return (m, 1 + shares) forecasts, interpolated: Note: [The split].
 
-    def _table(self, rows: Rows, begins: _Ints, ends: _Ints) -> tuple[_Floats, _Floats]:
-        """Return the forecasts for each row, interpolated: Note: [The split].
-
-        Returns:
-            (m,) The most elements of a micro-batch that ends at this row; (m, shares)
-            the seconds of shares of it.
+        The most elements of a micro-batch that ends at a row, and the seconds of shares
+        of them.
         """
-        m, most, costs = len(begins), [], []
+        m, knots = len(begins), []
         places = np.unique(np.linspace(0, m - 1, _KNOTS).round().astype(int))
         for place in places:
             near = slice(max(0, place - m // _KNOTS), place + 1)
             spans = ends[near].max(0) - begins[near].min(0)
-            widths = _rounded(spans.tolist())
-            elements, cost = self._knot(rows, widths)
-            most.append(elements)
-            costs.append(cost)
-        at = np.arange(m)
-        by_share = [np.interp(at, places, column) for column in np.array(costs).T]
-        return np.interp(at, places, most), np.stack(by_share, axis=1)
+            knots.append(self._knot(rows, _rounded(spans.tolist())))
+        columns = np.array(knots).T
+        return np.stack([np.interp(range(m), places, each) for each in columns], axis=1)
 
-    def _knot(self, rows: Rows, widths: Sequence[int]) -> tuple[float, _Floats]:
+    def _knot(self, rows: Rows, widths: Sequence[int]) -> _Floats:
         """Return the most elements at one length, and the seconds of shares of them."""
         n_steps = self._engine.steps.n_begun
         key = self._engine.memory_limit.budget_bytes, rows.n, *widths
-        until, elements, costs = self._knots.get(key, (0, 0.0, np.empty(0)))
+        until, last = self._knots.get(key, (0, np.empty(0)))
         if n_steps < until:
-            return elements, costs
-        shape, n = self._shape(rows, 1, widths), 1
+            return last
+        shape = self._shape(rows, 1, widths)
         name = next(name for name in shape if name.endswith(".0"))
-        with suppress(MimoseError):
-            n = max(1, self._forecasts.largest(shape, name, None, rows.n, True))
-        some = np.unique(np.ceil(n * _SHARES[1:])).astype(int)
+        n = max(1, self._forecasts.largest(shape, name, None, rows.n, True))
+        some = np.unique(np.ceil(n * _SHARES)).astype(int)
         sizes = np.array([_elements(int(each), widths) for each in some])
         found = [self._ask(rows, int(each), widths) for each in some]
         seconds = [f.seconds for f in found if f is not None and f.seconds is not None]
         known = len(seconds) == len(some)
         cost = np.array(seconds) if known else sizes + _FIXED * sizes[-1]
-        first = cost[0]
-        if len(some) > 1:  # extrapolate to no rows: the fixed time
-            first -= sizes[0] * (cost[1] - cost[0]) / (sizes[1] - sizes[0])
-        elements, cost = float(sizes[-1]), np.r_[max(0.0, first), cost]
-        costs = np.interp(_SHARES * elements, np.r_[0.0, sizes], cost)
-        self._knots[key] = 2 * n_steps, elements, costs
-        return elements, costs
+        knot: _Floats = np.r_[sizes[-1], np.interp(_SHARES * sizes[-1], sizes, cost)]
+        self._knots[key] = 2 * n_steps, knot
+        return knot
 
     def _raise_if_too_long(self, rows: Rows, alone: _Ints) -> None:
         """Make sure that a row fits by itself.
@@ -775,10 +703,10 @@ class Splitter:
         """
         widths = rows.widths(alone)
         found = self._ask(rows, 1, widths)
-        peak = None if found is None else found.peak_bytes
-        if found is None or peak is None or peak <= found.budget_bytes:
+        if found is None or self._engine.options.warns:
             return
-        if self._engine.checks.warns:
+        peak = found.peak_bytes
+        if peak is None or peak <= found.budget_bytes:
             return
         start = float(self._engine.meter.live_bytes())
         length = f" of {' and '.join(map(str, widths))} columns" if widths else ""
@@ -794,25 +722,19 @@ class Splitter:
         )
 
 
-def _check_weight(
-    weight: float, total: float, *, is_last: bool, is_again: bool
-) -> None:
+def _check_weight(weight: float, total: float, *, is_last: bool) -> None:
     """Make sure that the counts of a user's function are positive and add up.
 
     Raises:
         ValueError: They are not.
     """
-    if is_again or (
-        weight > 0.0 and (not is_last or math.isclose(total, 1.0, rel_tol=1e-6))
-    ):
+    if weight > 0.0 and (not is_last or math.isclose(total, 1.0, rel_tol=1e-6)):
         return
-    what = f"counted {weight:.6g} of the whole batch in one micro-batch"
-    if is_last and weight > 0.0:
-        what = f"counted {total:.6g} times the whole batch in all micro-batches"
     msg = (
-        f"loss: the function {what}. It must count what your loss is a mean over, such "
-        f"as rows or label tokens: more than 0 in each micro-batch, and adding up to "
-        f"the count of the whole batch. Leave out rows in which nothing counts"
+        f"loss: the function counted {weight:.6g} of the whole batch in a micro-batch, "
+        f"and {total:.6g} in all so far. It must count what your loss is a mean over, "
+        f"such as rows or label tokens: more than 0 in each micro-batch, and adding up "
+        f"to the count of the whole batch. Leave out rows in which nothing counts"
     )
     raise ValueError(msg)
 
@@ -842,39 +764,28 @@ def _sorted(spans: _Ints) -> _Ints:
     return np.lexsort(keys[::-1])
 
 
-def _least(
-    begins: _Ints, ends: _Ints, most: _Floats, elements: _Floats, costs: _Floats
-) -> list[int]:
+def _least(begins: _Ints, ends: _Ints, most: _Floats, table: _Floats) -> list[int]:
     """Return the ends of the runs of rows whose total cost is least.
 
     Args:
         begins: (m, sequences) The first column of each row.
         ends: (m, sequences) One past its last column.
         most: (m,) The most elements of a run that ends at this row.
-        elements: (m,) The elements of which `costs` has shares.
-        costs: (m, shares) The seconds of these shares.
+        table: (m, 1 + shares) Elements, and the seconds of shares of them.
     """
     m = len(begins)
-    shortest = np.maximum((ends - begins).sum(1), 1).min()
-    n = np.arange(1, min(m, int(most.max() // shortest) + 1) + 1)
-    rows = np.arange(1, m + 1)[:, None] - n  # the first row of each run
-    is_none, rows = rows < 0, np.maximum(rows, 0)
-    last = np.maximum.accumulate(ends[rows], axis=1)
-    widths = last - np.minimum.accumulate(begins[rows], axis=1)
-    size = n * np.maximum(widths.sum(2), 1)
-    share = size / elements[:, None]
-    at = np.clip(np.searchsorted(_SHARES, share) - 1, 0, len(_SHARES) - 2)
-    below, above = (np.take_along_axis(costs, at + k, axis=1) for k in (0, 1))
-    between = (share - _SHARES[at]) / (_SHARES[at + 1] - _SHARES[at])
-    cost = below + between * (above - below)
-    cost[is_none | ((size > most[:, None]) & (n > 1))] = np.inf
-    best, came_from = np.zeros(m + 1), np.zeros(m + 1, dtype=np.intp)
-    for end in range(1, m + 1):
-        total = cost[end - 1, : min(end, len(n))] + best[end - n[:end]]
-        k = int(total.argmin())
-        best[end], came_from[end] = total[k], end - n[k]
-    cuts = []
-    while m:
-        cuts.append(m)
-        m = int(came_from[m])
+    best, came_from = np.zeros(m + 1), [0] * (m + 1)
+    for end in range(1, m + 1):  # of runs of 1, 2, … rows that end here
+        first = np.minimum.accumulate(begins[:end][::-1])
+        last = np.maximum.accumulate(ends[:end][::-1])
+        size = np.arange(1, end + 1) * np.maximum((last - first).sum(1), 1)
+        elements, *costs = table[end - 1]
+        cost = np.interp(size / elements, _SHARES, costs)
+        cost[1:][size[1:] > most[end - 1]] = np.inf
+        total = cost + best[:end][::-1]
+        came_from[end] = end - 1 - int(total.argmin())
+        best[end] = total.min()
+    cuts = [m]
+    while came_from[cuts[-1]]:
+        cuts.append(came_from[cuts[-1]])
     return cuts[::-1]

@@ -25,15 +25,16 @@ from __future__ import annotations
 
 import logging
 import operator
+import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
 from typing import Any, TypeAlias
 
 import numpy as np
-from cachetools import LRUCache
+from cachetools import FIFOCache, LRUCache
 
 from mimose.budget import format_bytes
 from mimose.cost.learner import Learner
@@ -54,9 +55,9 @@ from mimose.planners import InfeasibleBudgetError as _Infeasible
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
 from mimose.planners.timeline import judge
 from mimose.predictors import REACH, SafetyMargin, SizeMap
-from mimose.records import TRIED, Phase
+from mimose.records import Phase
 from mimose.types import BY_ROWS, MOST_CONTEXTS, Context, Sizes, StepInput
-from mimose.worker import JobKind, lock
+from mimose.worker import JobKind
 
 # ------------------------------------------------------------ least peaks
 
@@ -71,7 +72,8 @@ class LeastPeaks:
     """
 
     def __init__(self) -> None:
-        self._least: dict[tuple[Context, Sizes], tuple[float, float]] = {}
+        self._least: FIFOCache[tuple[Context, Sizes], tuple[float, float]]
+        self._least = FIFOCache(MOST_CONTEXTS)
         """The last peaks without the optimizer's state, and the growths."""
 
     def add(
@@ -91,8 +93,6 @@ class LeastPeaks:
         """
         least = peak_bytes - state_bytes, growth_bytes
         self._least[step_input.context, step_input.sizes] = least
-        if len(self._least) > MOST_CONTEXTS:
-            del self._least[next(iter(self._least))]
 
     def bound(
         self, step_input: StepInput, start_bytes: float, state_bytes: float
@@ -104,15 +104,12 @@ class LeastPeaks:
             start_bytes: What is held now.
             state_bytes: The optimizer's state now.
         """
+        own = step_input.sizes
         return max(
             (
                 min(peak + state_bytes, start_bytes + growth)
                 for (context, sizes), (peak, growth) in self._least.items()
-                if context == step_input.context
-                and len(sizes) == len(step_input.sizes)
-                and all(
-                    s <= own for s, own in zip(sizes, step_input.sizes, strict=True)
-                )
+                if context == step_input.context and all(map(operator.le, sizes, own))
             ),
             default=0.0,
         )
@@ -155,7 +152,8 @@ class Windows:
     """
 
     def __init__(self) -> None:
-        self.seen: dict[Context, deque[tuple[Parts, int]]] = {}
+        self.seen: LRUCache[Context, deque[tuple[Parts, int]]]
+        self.seen = LRUCache(MOST_CONTEXTS)
         self._to_come: dict[Context, list[tuple[StepInput, list[SizeMap]]]] = {}
         """The forwards after a first one, and the rules of their sizes."""
 
@@ -193,11 +191,8 @@ class Windows:
             return
         if self.expected(parts[0]) != joined(parts):
             self._to_come.pop(context, None)
-        seen = self.seen.pop(context, None) or deque(maxlen=LATELY)
+        seen = self.seen.setdefault(context, deque(maxlen=LATELY))
         seen.append((tuple(parts), n_backwards))
-        self.seen[context] = seen
-        if len(self.seen) > MOST_CONTEXTS:
-            del self.seen[next(iter(self.seen))]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the windows as plain JSON data."""
@@ -209,16 +204,13 @@ class Windows:
         Args:
             state: What ``state_dict`` returned.
         """
-        self.seen = {
-            context: deque(
-                (
-                    (tuple(StepInput(*as_tuples(part)) for part in parts), int(n))
-                    for parts, n in seen
-                ),
-                maxlen=LATELY,
-            )
-            for context, seen in state.items()
-        }
+        self.seen.clear()
+        self._to_come.clear()
+        for context, seen in state.items():
+            self.seen[context] = deque(maxlen=LATELY)
+            for parts, n in seen:
+                inputs = tuple(StepInput(*as_tuples(part)) for part in parts)
+                self.seen[context].append((inputs, int(n)))
 
 
 def covers(whole: StepInput, parts: Sequence[StepInput]) -> bool:
@@ -230,9 +222,7 @@ def covers(whole: StepInput, parts: Sequence[StepInput]) -> bool:
     """
     own = joined(parts)
     is_alike = f"{whole.context}+".startswith(f"{own.context}+")
-    return is_alike and all(
-        s <= w for s, w in zip(own.sizes, whole.sizes, strict=False)
-    )
+    return is_alike and all(map(operator.le, own.sizes, whole.sizes))
 
 
 def _to_come(seen: Sequence[Parts]) -> list[tuple[StepInput, list[SizeMap]]]:
@@ -243,9 +233,8 @@ def _to_come(seen: Sequence[Parts]) -> list[tuple[StepInput, list[SizeMap]]]:
     found = []
     for at in range(1, len(longest)):
         columns = zip(*(parts[at].sizes for parts in alike), strict=True)
-        found.append(
-            (alike[-1][at], [SizeMap().fit(roots, column) for column in columns])
-        )
+        rules = [SizeMap().fit(roots, column) for column in columns]
+        found.append((alike[-1][at], rules))
     return found
 
 
@@ -270,8 +259,6 @@ class Decision:
     """None: everything is recomputed, and measured."""
     growth_bytes: float | None = None
     """The predicted growth."""
-    flops: tuple[int, ...] = ()
-    """The FLOPs that each layer call recomputes under the plan, as far as known."""
     cache_hit: bool = False
     is_measured: bool = False
     """Whether the step is measured although it has a plan."""
@@ -294,7 +281,7 @@ class CachedPlan:
     """How often each layer is called."""
     growth: Growth
     flops: tuple[int, ...]
-    """As in `Decision`."""
+    """The FLOPs that each layer call recomputes, as far as known."""
     headroom_bytes: float
     """The headroom for which it was made."""
     version: int
@@ -303,10 +290,6 @@ class CachedPlan:
     """For the end of each forward but the last, how often each layer was called."""
     ends: tuple[int, ...] = ()
     """For the end of each forward but the last, how many layer calls have run."""
-    is_ahead: bool = False
-    """Whether it was made before its step."""
-    decided: dict[float, Decision] = field(default_factory=dict)
-    """By released bytes, the decisions of cache hits."""
 
     def counts_until(self, part: int) -> tuple[int, ...]:
         """Return how often each layer is called up to the end of a forward."""
@@ -323,308 +306,6 @@ class CachedPlan:
         return self.plan.extra_cost == 0
 
 
-class Plans:
-    """Caches plans by shape; the least recently used are dropped first.
-
-    A shape has several plans if the budget moves, or what is held before its steps:
-    each plan is for one headroom.
-
-    Args:
-        learner: Holds what was learned.
-        planner: Chooses the actions.
-        margin: The safety margin.
-        cache_size: The most plans in the cache.
-        refiner: A wider search that improves plans; None for none.
-
-    Attributes:
-        hits: Steps whose plan was in the cache.
-        misses: Steps whose plan was not.
-        n_ready: Plans that were made ahead and used.
-    """
-
-    def __init__(
-        self,
-        learner: Learner,
-        planner: Planner,
-        margin: SafetyMargin,
-        cache_size: int,
-        refiner: Planner | None,
-    ) -> None:
-        self._learner = learner
-        self._planner = planner
-        self._margin = margin
-        self._refiner = refiner
-        self._cache: LRUCache[_Key, tuple[CachedPlan, ...]]
-        self._cache = LRUCache(cache_size, getsizeof=len)
-        self._lock = lock()
-        self.hits = self.misses = self.n_ready = 0
-
-    def get(self, step_input: StepInput, memory: Memory) -> CachedPlan | None:
-        """Return the cached plan of a step that is about to run, if it is still good.
-
-        Args:
-            step_input: The step.
-            memory: What is held, and the budget.
-        """
-        with self._lock:
-            found = self.peek(step_input, memory)
-            if found is None:
-                self.misses += 1
-                return None
-            if found.is_ahead and not found.decided:
-                self.n_ready += 1
-            self.hits += 1
-            return found
-
-    def peek(self, step_input: StepInput, memory: Memory) -> CachedPlan | None:
-        """Return the plan that a step would find, and change nothing.
-
-        If several plans are good, it is the cheapest.
-
-        Args:
-            step_input: The step.
-            memory: What is held, and the budget.
-        """
-        with self._lock:
-            plans = self._cache.get(step_input[:3], ())
-        valid, best = self._learner.model.valid_since, None
-        headroom = memory.budget_bytes - memory.start_bytes
-        for cached in plans:
-            growth = cached.growth.bytes(memory.released_bytes)
-            allowed = self._margin.allowed(growth)
-            if cached.version < valid or allowed > headroom:
-                continue
-            # It must not leave much unused.
-            most = max(_SPARE * growth, self._margin.noise_bytes)
-            if headroom - cached.headroom_bytes > most and not cached.keeps_all:
-                continue
-            if best is None or cached.plan.extra_cost < best.plan.extra_cost:
-                best = cached
-        return best
-
-    def _put(
-        self, step_input: StepInput, made: CachedPlan, before: CachedPlan | None = None
-    ) -> CachedPlan:
-        """Store a plan beside the other plans of its shape, and return it."""
-        valid, others = self._learner.model.valid_since, []
-        for other in self._cache.get(step_input[:3], ()):
-            if other is before or other.version < valid:
-                continue
-            if other.plan.actions != made.plan.actions:
-                others.append(other)
-            elif other.headroom_bytes > made.headroom_bytes:
-                made = replace(made, headroom_bytes=other.headroom_bytes)
-        most = int(self._cache.maxsize)
-        self._cache[step_input[:3]] = (made, *others)[:most]
-        return made
-
-    def prefers_plain_loss(
-        self,
-        step_input: StepInput,
-        by_rows: StepInput,
-        logit_bytes: int,
-        memory: Memory,
-    ) -> bool:
-        """Whether a step fits with a plain loss and everything kept.
-
-        If steps with a plain loss cannot be predicted, the same step with a loss by
-        rows
-        is: it takes less by at most four copies of the logits.
-
-        Args:
-            step_input: The step with a plain loss.
-            by_rows: The same step with its loss by rows.
-            logit_bytes: The bytes of its logits in float32.
-            memory: What is held, and the budget.
-        """
-        plain, made = self.peek(step_input, memory), self.peek(by_rows, memory)
-        if plain is not None:
-            return plain.keeps_all
-        model, known, more = self._learner.model, step_input, 0
-        if why_unknown(model, step_input):
-            known, more = by_rows, _COPIES * logit_bytes
-        if (made is not None and not made.keeps_all) or why_unknown(model, known):
-            return False
-        problem = fill_problem(model, known, memory)
-        actions = (model.menu.first,) * len(problem.calls)
-        growth = plan_growth(model, known, problem, actions, memory.released_bytes)
-        most = self._margin.allowed(growth.bytes(memory.released_bytes))
-        return most + more <= memory.headroom_bytes
-
-    def make(
-        self,
-        step_input: StepInput,
-        memory: Memory,
-        usable_bytes: float,
-        share: float = 1.0,
-        planner: Planner | None = None,
-    ) -> CachedPlan:
-        """Make a plan.
-
-        Args:
-            step_input: The step.
-            memory: What is held, and the budget.
-            usable_bytes: The highest level that predictions may reach, which is below
-                the budget by the margin.
-            share: The share of the way from the safest plan to that level.
-            planner: Another planner than the usual one.
-
-        Raises:
-            InfeasibleBudgetError: No plan keeps the budget.
-        """
-        model, planner = self._learner.model, planner or self._planner
-        problem = fill_problem(model, step_input, memory, usable_bytes)
-        if share < 1.0:
-            problem = _tightened(problem, share)
-        plan, growth = self._best(planner, model, step_input, memory, problem)
-        return _with_costs(model, step_input, memory, plan, growth)
-
-    def _best(
-        self,
-        planner: Planner,
-        model: CostModel,
-        step_input: StepInput,
-        memory: Memory,
-        problem: PlanningProblem,
-    ) -> tuple[Plan, Growth]:
-        """Choose the actions, and use what the problem's upper bounds leave unused.
-
-        The problem counts autocast's copies for kept layers twice, and the prediction
-        of a plan does not. For BERT-large that was a tenth of the growth, so that three
-        layers were recomputed for nothing.
-        """
-        released = memory.released_bytes
-        room = problem.budget_bytes - problem.start_bytes
-        plan = self._plan(planner, problem, memory)
-        growth = plan_growth(model, step_input, problem, plan.actions, released)
-        reached = 0.0
-        while True:  # each time with at least 1% more headroom
-            # By this much the problem's peak is above the plan's prediction.
-            beyond = plan.peak_bytes - problem.start_bytes - growth.bytes(released)
-            keeps_all = set(plan.actions) <= {model.menu.first}
-            if keeps_all or beyond - reached < _SPARE * room:
-                break
-            wider = replace(problem, budget_bytes=problem.budget_bytes + beyond)
-            other = self._plan(planner, wider, memory)
-            if other.actions == plan.actions or other.extra_cost > plan.extra_cost:
-                break
-            fuller = plan_growth(model, step_input, wider, other.actions, released)
-            if fuller.bytes(released) > room:
-                break
-            plan, growth, reached = other, fuller, beyond
-        return plan, growth
-
-    def _plan(self, planner: Planner, problem: PlanningProblem, memory: Memory) -> Plan:
-        """Choose the actions; the safest ones if the margin does not fit."""
-        try:
-            return planner.plan(problem)
-        except _Infeasible as error:
-            least = safest_plan(problem)
-            if least.peak_bytes - self._margin.noise_bytes <= memory.budget_bytes:
-                return least
-            raise InfeasibleBudgetError(
-                memory.budget_bytes, least.peak_bytes, error.holders
-            ) from None
-
-    def least(
-        self, step_input: StepInput, memory: Memory, usable_bytes: float
-    ) -> CachedPlan:
-        """Return the plan with the lowest peak; the arguments are those of `make`."""
-        model = self._learner.model
-        problem = fill_problem(model, step_input, memory, usable_bytes)
-        plan = safest_plan(problem)
-        released = memory.released_bytes
-        growth = plan_growth(model, step_input, problem, plan.actions, released)
-        return _with_costs(model, step_input, memory, plan, growth)
-
-    def imposed(
-        self, step_input: StepInput, memory: Memory, actions: tuple[str, ...]
-    ) -> CachedPlan:
-        """Return the plan of given actions, on which ranks have agreed.
-
-        Args:
-            step_input: The step.
-            memory: What is held, and the budget.
-            actions: The action of each layer call.
-        """
-        model = self._learner.model
-        problem = fill_problem(model, step_input, memory)
-        choice = np.array([problem.actions.index(a) for a in actions], dtype=np.intp)
-        plan = judge(problem, choice, planner="agreed")
-        growth = plan_growth(model, step_input, problem, actions, memory.released_bytes)
-        return _with_costs(model, step_input, memory, plan, growth)
-
-    def keep(
-        self,
-        step_input: StepInput,
-        made: CachedPlan,
-        memory: Memory,
-        usable_bytes: float,
-    ) -> None:
-        """Store a plan in the cache, and have it improved.
-
-        Args:
-            step_input: The step for which it was made.
-            made: The plan.
-            memory: What was held, and the budget.
-            usable_bytes: The highest level that predictions may reach.
-        """
-        with self._lock:
-            made = self._put(step_input, made)
-        if self._refiner is None or made.plan.optimal or made.keeps_all:
-            return
-        refine = partial(self._refine, step_input, made, memory, usable_bytes)
-        self._learner.worker.submit(JobKind.REFINE, step_input[:3], refine)
-
-    def _refine(
-        self,
-        step_input: StepInput,
-        made: CachedPlan,
-        memory: Memory,
-        usable_bytes: float,
-    ) -> None:
-        with self._lock:
-            is_in_use = made in self._cache.get(step_input[:3], ())
-        if not is_in_use or why_unknown(self._learner.model, step_input):
-            return
-        try:
-            refined = self.make(step_input, memory, usable_bytes, planner=self._refiner)
-        except InfeasibleBudgetError:
-            return  # with what was learned since, the plan does not fit
-        is_dearer = refined.plan.extra_cost > made.plan.extra_cost
-        if is_dearer and not refined.plan.optimal:
-            return
-        with self._lock:
-            if made in self._cache.get(step_input[:3], ()):
-                self._put(step_input, refined, before=made)
-
-    def prepare(self, step_input: StepInput, memory: Memory) -> None:
-        """Have a plan made for an expected step, if there is no good one.
-
-        Args:
-            step_input: The step, of a context that is planned freely.
-            memory: What is held as a step begins, and the budget.
-        """
-        with self._lock:
-            found = self.peek(step_input, memory)
-        if found is None:
-            ahead = partial(self._make_ahead, step_input, memory)
-            self._learner.worker.submit(JobKind.PLAN, step_input[:3], ahead)
-
-    def _make_ahead(self, step_input: StepInput, memory: Memory) -> None:
-        most = memory.headroom_bytes - self._margin.noise_bytes
-        usable = memory.start_bytes + self._margin.largest(most)
-        if why_unknown(self._learner.model, step_input):
-            return
-        try:
-            made = self.make(step_input, memory, usable)
-        except InfeasibleBudgetError:
-            return  # its step raises this with its own numbers
-        with self._lock:
-            if self.peek(step_input, memory) is None:
-                self._put(step_input, replace(made, is_ahead=True))
-
-
 def _tightened(problem: PlanningProblem, share: float) -> PlanningProblem:
     """Lower a problem's budget to a share of the way from the safest plan to it."""
     least = safest_plan(problem).peak_bytes
@@ -635,17 +316,22 @@ def _tightened(problem: PlanningProblem, share: float) -> PlanningProblem:
     return replace(problem, budget_bytes=least + share * (top - least))
 
 
-def _with_costs(
-    model: CostModel, step_input: StepInput, memory: Memory, plan: Plan, growth: Growth
+def _cached(
+    model: CostModel,
+    step_input: StepInput,
+    memory: Memory,
+    problem: PlanningProblem,
+    plan: Plan,
 ) -> CachedPlan:
-    pattern = model.pattern(step_input)
+    """Return a plan with its predictions."""
+    pattern, actions = model.pattern(step_input), plan.actions
     return CachedPlan(
         plan,
-        tuple(call.name for call in pattern.calls),
-        pattern.by_layer(plan.actions, otherwise=model.menu.first),
+        problem.calls,
+        pattern.by_layer(actions, otherwise=model.menu.first),
         pattern.counts,
-        growth,
-        extra_flops(model, step_input, plan.actions),
+        plan_growth(model, step_input, problem, actions, memory.released_bytes),
+        extra_flops(model, step_input, actions),
         memory.headroom_bytes,
         model.version,
         pattern.between,
@@ -678,7 +364,10 @@ invalid, because the model has learned since."""
 
 
 class Policy:
-    """Chooses a phase and a plan for each step.
+    """Chooses a phase and a plan for each step, and caches plans by shape.
+
+    A shape has several plans if the budget moves, or what is held before its steps:
+    each plan is for one headroom. The least recently used are dropped first.
 
     Args:
         learner: Holds what was learned.
@@ -692,9 +381,10 @@ class Policy:
 
     Attributes:
         margin: The safety margin.
-        plans: The plans.
         windows: Predicts which forwards make up a step.
         least_peaks: The peaks of steps with everything recomputed.
+        n_hits: Steps whose plan was in the cache.
+        n_misses: Steps whose plan was not.
     """
 
     def __init__(
@@ -710,13 +400,16 @@ class Policy:
         self._learner = learner
         self._raises = raises
         self.margin = SafetyMargin(noise_bytes=5.0 * noise_bytes)
-        self.plans = Plans(learner, planner, self.margin, cache_size, refiner)
+        self._planner, self._refiner = planner, refiner
+        self._cache: LRUCache[_Key, tuple[CachedPlan, ...]]
+        self._cache = LRUCache(cache_size, getsizeof=len)
+        self._lock = threading.RLock()
         self.windows = Windows()
         self.least_peaks = LeastPeaks()
-        self._stages: dict[Context, int] = {}
+        self._stages: LRUCache[Context, int] = LRUCache(MOST_CONTEXTS)
         """By context, how many stages of the ramp-up are passed."""
-        self._n_tries = 0
-        self._n_unplanned = 0
+        self.n_hits = self.n_misses = 0
+        self._n_tries = self._n_unplanned = 0
 
     # ------------------------------------------------------------------ before a step
 
@@ -749,24 +442,17 @@ class Policy:
             if decision.chosen is None or covers(whole, parts):
                 return before
             return joined(parts), Decision("fallback", None, reason=OTHERS)
-        step_input = parts[0]
-        if step_input.context in self.windows.seen:
-            expected = self.windows.expected(step_input)
-            if isinstance(expected, str):
-                return step_input, Decision("fallback", None, reason=expected)
-            step_input = expected
-        found = self.plans.get(step_input, memory)
-        patterns = self._learner.model.patterns
-        if found is None or step_input.context not in patterns:
+        step_input = self.windows.expected(parts[0])
+        if isinstance(step_input, str):
+            return parts[0], Decision("fallback", None, reason=step_input)
+        found = self.peek(step_input, memory)
+        if found is None or step_input.context not in self._learner.model.patterns:
+            self.n_misses += 1
             return step_input, self._plan(step_input, memory, is_first=is_first)
-        if step_input.context != next(reversed(patterns)):
+        if step_input.context != next(reversed(self._learner.model.patterns), None):
             self._learner.use(step_input.context)
-        known = found.decided.get(memory.released_bytes)
-        if known is None:
-            known = _decision(found, memory, cache_hit=True)
-            found.decided.clear()
-            found.decided[memory.released_bytes] = known
-        return step_input, known
+        self.n_hits += 1
+        return step_input, _decision(found, memory, cache_hit=True)
 
     def _plan(
         self, step_input: StepInput, memory: Memory, *, is_first: bool
@@ -787,11 +473,16 @@ class Policy:
         beyond = extrapolation_ratio(model, step_input)
         usable = self.usable_bytes(step_input, memory, is_first=is_first)
         try:
-            made = self.plans.make(step_input, memory, usable, share)
+            made = self.make(step_input, memory, usable, share)
         except InfeasibleBudgetError as error:
             if self._raises:
                 raise
-            reason = self._too_small(error, memory)
+            least = format_bytes(error.least_peak_bytes)
+            reason = (
+                f"no plan is predicted to keep the budget: the lowest peak is {least} "
+                f"without the margin of {self.margin.share:.1%}, and tensors may hold "
+                f"{format_bytes(memory.budget_bytes)}"
+            )
             return Decision("fallback", None, reason=reason)
         is_new = learner.n_steps < _MEASURED_STEPS or beyond > 0.0
         decision = replace(_decision(made, memory), is_measured=is_new)
@@ -801,7 +492,7 @@ class Policy:
         if tried is not None:
             return tried
         if not (is_first or beyond > 0.0):
-            self.plans.keep(step_input, made, memory, usable)
+            self._keep(step_input, made, memory, usable)
         return decision
 
     def _tried(
@@ -818,7 +509,7 @@ class Policy:
         Lossy actions are not tried if everything can be kept.
         """
         menu, planned = model.menu, made.plan.actions
-        if self._n_tries >= _MEASURED_STEPS or self._learner.n_waiting > 1:
+        if self._n_tries >= _MEASURED_STEPS or len(self._learner.lessons) > 1:
             return None
         is_exact = made.keeps_all
         actions, turns = list(planned), count()
@@ -837,7 +528,7 @@ class Policy:
             chosen=replace(made, plan=plan, by_layer=by_layer),
             is_measured=True,
             growth_bytes=None,
-            reason=f"{', '.join(names)} {TRIED}",
+            reason=f"{', '.join(names)} tried in place of what would be kept",
         )
 
     def prepare(self, step_input: StepInput, memory: Memory) -> None:
@@ -848,10 +539,13 @@ class Policy:
             memory: What is held as a step begins, and the budget.
         """
         model, context = self._learner.model, step_input.context
-        if self._learner.n_steps < _MEASURED_STEPS or self._share(context) < 1.0:
+        if context not in model.patterns or self._learner.n_steps < _MEASURED_STEPS:
+            return
+        if self._share(context) < 1.0 or extrapolation_ratio(model, step_input) > 0.0:
             return  # its step will be measured
-        if context in model.patterns and extrapolation_ratio(model, step_input) <= 0.0:
-            self.plans.prepare(step_input, memory)
+        if self.peek(step_input, memory) is None:
+            ahead = partial(self._make_ahead, step_input, memory)
+            self._learner.worker.submit(JobKind.PLAN, step_input[:3], ahead)
 
     def imposed(
         self,
@@ -874,16 +568,207 @@ class Policy:
         chosen, model = decision.chosen, self._learner.model
         if chosen is None or step_input.context not in model.patterns:
             return None
-        names = tuple(call.name for call in model.pattern(step_input).calls)
-        if names != chosen.calls:
+        problem = fill_problem(model, step_input, memory)
+        if problem.calls != chosen.calls:
             return None
-        made = _decision(self.plans.imposed(step_input, memory, actions), memory)
-        return replace(
-            decision,
-            chosen=made.chosen,
-            growth_bytes=made.growth_bytes,
-            flops=made.flops,
-        )
+        choice = np.array([problem.actions.index(a) for a in actions], dtype=np.intp)
+        plan = judge(problem, choice, planner="agreed")
+        made = _cached(model, step_input, memory, problem, plan)
+        growth = made.growth.bytes(memory.released_bytes)
+        return replace(decision, chosen=made, growth_bytes=growth)
+
+    # ------------------------------------------------------------------ plans
+
+    def peek(self, step_input: StepInput, memory: Memory) -> CachedPlan | None:
+        """Return the plan that a step would find, and change nothing.
+
+        If several plans are good, it is the cheapest.
+
+        Args:
+            step_input: The step.
+            memory: What is held, and the budget.
+        """
+        with self._lock:
+            plans = self._cache.get(step_input[:3], ())
+        valid, best = self._learner.model.valid_since, None
+        headroom = memory.budget_bytes - memory.start_bytes
+        for cached in plans:
+            growth = cached.growth.bytes(memory.released_bytes)
+            allowed = self.margin.allowed(growth)
+            if cached.version < valid or allowed > headroom:
+                continue
+            # It must not leave much unused.
+            most = max(_SPARE * growth, self.margin.noise_bytes)
+            if headroom - cached.headroom_bytes > most and not cached.keeps_all:
+                continue
+            if best is None or cached.plan.extra_cost < best.plan.extra_cost:
+                best = cached
+        return best
+
+    def _put(
+        self, step_input: StepInput, made: CachedPlan, before: CachedPlan | None = None
+    ) -> CachedPlan:
+        """Store a plan beside the other plans of its shape, and return it."""
+        valid, others = self._learner.model.valid_since, []
+        for other in self._cache.get(step_input[:3], ()):
+            if other is before or other.version < valid:
+                continue
+            if other.plan.actions != made.plan.actions:
+                others.append(other)
+            elif other.headroom_bytes > made.headroom_bytes:
+                made = replace(made, headroom_bytes=other.headroom_bytes)
+        most = int(self._cache.maxsize)
+        self._cache[step_input[:3]] = (made, *others)[:most]
+        return made
+
+    def prefers_plain_loss(
+        self,
+        step_input: StepInput,
+        by_rows: StepInput,
+        logit_bytes: int,
+        memory: Memory,
+    ) -> bool:
+        """Whether a step fits with a plain loss and everything kept.
+
+        If steps with a plain loss cannot be predicted, the same step with a loss by
+        rows is: it takes less by at most four copies of the logits.
+
+        Args:
+            step_input: The step with a plain loss.
+            by_rows: The same step with its loss by rows.
+            logit_bytes: The bytes of its logits in float32.
+            memory: What is held, and the budget.
+        """
+        plain, made = self.peek(step_input, memory), self.peek(by_rows, memory)
+        if plain is not None:
+            return plain.keeps_all
+        model, known, more = self._learner.model, step_input, 0
+        if why_unknown(model, step_input):
+            known, more = by_rows, _COPIES * logit_bytes
+        if (made is not None and not made.keeps_all) or why_unknown(model, known):
+            return False
+        problem = fill_problem(model, known, memory)
+        actions = (model.menu.first,) * len(problem.calls)
+        growth = plan_growth(model, known, problem, actions, memory.released_bytes)
+        most = self.margin.allowed(growth.bytes(memory.released_bytes))
+        return most + more <= memory.headroom_bytes
+
+    def make(
+        self,
+        step_input: StepInput,
+        memory: Memory,
+        usable_bytes: float,
+        share: float = 1.0,
+        planner: Planner | None = None,
+    ) -> CachedPlan:
+        """Make a plan.
+
+        Args:
+            step_input: The step.
+            memory: What is held, and the budget.
+            usable_bytes: The highest level that predictions may reach, which is below
+                the budget by the margin.
+            share: The share of the way from the safest plan to that level.
+            planner: Another planner than the usual one.
+
+        Raises:
+            InfeasibleBudgetError: No plan keeps the budget.
+        """
+        model, planner = self._learner.model, planner or self._planner
+        problem = fill_problem(model, step_input, memory, usable_bytes)
+        if share < 1.0:
+            problem = _tightened(problem, share)
+        made = self._made(planner, model, step_input, memory, problem)
+        start, room = problem.start_bytes, problem.budget_bytes - problem.start_bytes
+        reached = 0.0
+        while True:  # each time with at least 1% more headroom
+            # By this much the problem's peak is above the plan's prediction: it counts
+            # autocast's copies for kept layers twice, a tenth of BERT-large's growth.
+            growth = made.growth.bytes(memory.released_bytes)
+            beyond = made.plan.peak_bytes - start - growth
+            if made.keeps_all or beyond - reached < _SPARE * room:
+                return made
+            wider = replace(problem, budget_bytes=problem.budget_bytes + beyond)
+            other = self._made(planner, model, step_input, memory, wider)
+            is_dearer = other.plan.extra_cost > made.plan.extra_cost
+            is_same = other.plan.actions == made.plan.actions
+            if is_same or is_dearer or other.growth.bytes(memory.released_bytes) > room:
+                return made
+            made, reached = other, beyond
+
+    def _made(
+        self,
+        planner: Planner,
+        model: CostModel,
+        step_input: StepInput,
+        memory: Memory,
+        problem: PlanningProblem,
+    ) -> CachedPlan:
+        """Choose the actions; the safest ones if the margin does not fit."""
+        try:
+            plan = planner.plan(problem)
+        except _Infeasible as error:
+            plan = safest_plan(problem)
+            if plan.peak_bytes - self.margin.noise_bytes > memory.budget_bytes:
+                raise InfeasibleBudgetError(
+                    memory.budget_bytes, plan.peak_bytes, error.holders
+                ) from None
+        return _cached(model, step_input, memory, problem, plan)
+
+    def least_plan(
+        self, step_input: StepInput, memory: Memory, usable_bytes: float
+    ) -> CachedPlan:
+        """Return the plan with the lowest peak; the arguments are those of `make`."""
+        model = self._learner.model
+        problem = fill_problem(model, step_input, memory, usable_bytes)
+        return _cached(model, step_input, memory, problem, safest_plan(problem))
+
+    def _keep(
+        self, step_input: StepInput, made: CachedPlan, memory: Memory, usable: float
+    ) -> None:
+        """Store a plan in the cache, and have it improved.
+
+        Args:
+            step_input: The step for which it was made.
+            made: The plan.
+            memory: What was held, and the budget.
+            usable: The highest level that predictions may reach.
+        """
+        with self._lock:
+            made = self._put(step_input, made)
+        if self._refiner is None or made.plan.optimal or made.keeps_all:
+            return
+        refine = partial(self._refine, step_input, made, memory, usable)
+        self._learner.worker.submit(JobKind.REFINE, step_input[:3], refine)
+
+    def _refine(
+        self, step_input: StepInput, made: CachedPlan, memory: Memory, usable: float
+    ) -> None:
+        if why_unknown(self._learner.model, step_input):
+            return
+        try:
+            refined = self.make(step_input, memory, usable, planner=self._refiner)
+        except InfeasibleBudgetError:
+            return  # with what was learned since, the plan does not fit
+        is_dearer = refined.plan.extra_cost > made.plan.extra_cost
+        if is_dearer and not refined.plan.optimal:
+            return
+        with self._lock:
+            if made in self._cache.get(step_input[:3], ()):
+                self._put(step_input, refined, before=made)
+
+    def _make_ahead(self, step_input: StepInput, memory: Memory) -> None:
+        most = memory.headroom_bytes - self.margin.noise_bytes
+        usable = memory.start_bytes + self.margin.largest(most)
+        if why_unknown(self._learner.model, step_input):
+            return
+        try:
+            made = self.make(step_input, memory, usable)
+        except InfeasibleBudgetError:
+            return  # its step raises this with its own numbers
+        with self._lock:
+            if self.peek(step_input, memory) is None:
+                self._put(step_input, made)
 
     # ------------------------------------------------------------------ after a step
 
@@ -924,13 +809,13 @@ class Policy:
             return replace(decision, growth_bytes=None)
         names = {call.name for call in model.pattern(step_input).calls}
         ran = [at for at, name in enumerate(chosen.calls) if name in names]
-        flops = tuple(decision.flops[at] for at in ran)
+        flops = tuple(chosen.flops[at] for at in ran)
         plan = replace(
             chosen.plan, actions=tuple(chosen.plan.actions[at] for at in ran)
         )
         calls = tuple(chosen.calls[at] for at in ran)
         ran_as = replace(chosen, plan=plan, calls=calls, counts=counts, flops=flops)
-        return replace(decision, chosen=ran_as, growth_bytes=None, flops=flops)
+        return replace(decision, chosen=ran_as, growth_bytes=None)
 
     def absorb(
         self,
@@ -959,24 +844,18 @@ class Policy:
             if is_over or predicted >= _LARGE * headroom_bytes:
                 self.margin.observe(predicted, observed_bytes)
             if decision.is_measured and abs(observed_bytes / predicted - 1) > _OFF:
-                self.distrust_plans()  # the model has just learned better
+                self._learner.distrust_plans()  # it has just learned better
         # It goes on to the next stage, if this one was checked; the oldest contexts go.
         checked = without_rows(step_input.context)
-        stage = self._stages.pop(checked, 0)
+        stage = self._stages.get(checked, 0)
         if stage < len(_STAGES) and is_within:
             stage += self._learner.model.menu.first in chosen.plan.actions
         self._stages[checked] = stage
-        if len(self._stages) > MOST_CONTEXTS:
-            del self._stages[next(iter(self._stages))]
 
     def forget(self, context: Context) -> None:
         """Forget a context whose steps have run other layers than expected."""
         self._learner.forget(context)
         self._stages.pop(without_rows(context), None)
-
-    def distrust_plans(self) -> None:
-        """Make all plans invalid, as after a step over the budget."""
-        self._learner.distrust_plans()
 
     # ------------------------------------------------------------------ reporting
 
@@ -990,10 +869,8 @@ class Policy:
             memory: What is held, as if the step began now.
         """
         model = self._learner.model
-        if why_unknown(model, step_input) or model.varies(
-            step_input.context
-        ):  # it may run less
-            return None
+        if why_unknown(model, step_input) or model.pattern(step_input).may_vary:
+            return None  # it may run less
         least = safest_plan(fill_problem(model, step_input, memory)).peak_bytes
         growth = (least - memory.start_bytes) * (1.0 - self.margin.share)
         return memory.start_bytes + growth
@@ -1021,23 +898,15 @@ class Policy:
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
         """
-        model, problem = self._learner.model, self.problem(step_input, memory)
+        model = self._learner.model
+        problem = fill_problem(model, step_input, memory)
         why_not = why_unknown(model, step_input)
         if why_not:
             return problem, safest_plan(problem), f"the safest plan, because {why_not}"
         usable = self.usable_bytes(step_input, memory)
-        plan = self.plans.make(step_input, memory, usable).plan
+        plan = self.make(step_input, memory, usable).plan
         why = f"planner {plan.planner}" + (" (proved optimal)" if plan.optimal else "")
         return problem, plan, f"{why}, with a margin of {self.margin.share:.1%}"
-
-    def problem(self, step_input: StepInput, memory: Memory) -> PlanningProblem:
-        """Return the planning problem of exact sizes, without margin.
-
-        Args:
-            step_input: The step's context and sizes.
-            memory: What is held, and the budget.
-        """
-        return fill_problem(self._learner.model, step_input, memory)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned as plain JSON data, without plans."""
@@ -1053,7 +922,8 @@ class Policy:
         Args:
             state: What ``state_dict`` returned.
         """
-        self._stages = {str(key): int(stage) for key, stage in state["stages"].items()}
+        self._stages.clear()
+        self._stages.update(state["stages"])
         self.margin.load_state_dict(state["margin"])
         self.windows.load_state_dict(state["windows"])
         self._learner.distrust_plans()
@@ -1065,19 +935,6 @@ class Policy:
         stage = self._stages.get(without_rows(context), 0)
         return _STAGES[stage] if stage < len(_STAGES) else 1.0
 
-    def _too_small(self, error: InfeasibleBudgetError, memory: Memory) -> str:
-        """Return the reason that no plan fits, with the numbers."""
-        least, most = map(format_bytes, (error.least_peak_bytes, memory.budget_bytes))
-        margin = f"{self.margin.share:.1%}"
-        reason = (
-            f"no plan is predicted to keep the budget: the lowest peak is {least} "
-            f"without the margin of {margin}, and tensors may hold {most}"
-        )
-        if memory.reserved_ratio == 1.0:
-            return reason
-        ratio = f"{memory.reserved_ratio:.2f}"
-        return f"{reason}, because {ratio} bytes are reserved for each byte of growth"
-
     def _note(self, why_not: str) -> None:
         """Count steps without a plan, and warn after many in a row."""
         self._n_unplanned = self._n_unplanned + 1 if why_not else 0
@@ -1087,18 +944,12 @@ class Policy:
                 "can be made; the last reason: %s. If the model's arguments differ in "
                 "more than their sizes (texts, identifiers, numbers of tensors), "
                 "remove what differs. If nothing helps, planner='full' recomputes "
-                "everything "
-                "without the cost of measuring.",
+                "everything without the cost of measuring.",
                 _MEASURED_STEPS,
                 why_not,
             )
 
 
 def _decision(made: CachedPlan, memory: Memory, *, cache_hit: bool = False) -> Decision:
-    return Decision(
-        "plan",
-        made,
-        made.growth.bytes(memory.released_bytes),
-        made.flops,
-        cache_hit,
-    )
+    growth = made.growth.bytes(memory.released_bytes)
+    return Decision("plan", made, growth, cache_hit)

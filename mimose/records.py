@@ -5,12 +5,11 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import math
 import os
 import re
 import sys
 from collections import Counter, deque
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
@@ -33,7 +32,6 @@ class Peaks(NamedTuple):
 
     level_bytes: int
     reserved_bytes: int | None = None
-    allocated_bytes: int | None = None
     n_retries: int | None = None
     """How often the allocator freed its cached blocks at the limit and tried again."""
 
@@ -84,21 +82,16 @@ class StepRecord:
     reason: str = ""
     """Why the step was not an ordinary one; "" if it was."""
     events: tuple[str, ...] = ()
-    """The names of the layer calls (``layer#call``) if they are known. In a file, empty
-    if they are those of the line before."""
+    """The names of the layer calls (``layer#call``) if they are known."""
     seconds: float | None = None
     """From the start of the forward to the end of the backward, measured on the host,
     which may run ahead of an accelerator (`Session.forecast` has the device's seconds).
     None before the backward has ended."""
     reserved_peak_bytes: int | None = None
     """On an accelerator: the most that the allocator had reserved."""
-    allocated_peak_bytes: int | None = None
-    """On an accelerator: the most that allocated blocks took."""
     alloc_retries: int | None = None
     """On an accelerator: how often the allocator freed its cached blocks at the limit
     and tried again."""
-    is_optimal: bool = False
-    """Whether the plan is proven to be the cheapest one within the budget."""
 
     @property
     def highest_bytes(self) -> int | None:
@@ -172,19 +165,59 @@ class AgreementUse(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Summary:
+class Totals:
+    """Sums over steps."""
+
+    steps: int = 0
+    """Training forwards of the model."""
+    phases: Mapping[str, int] = field(default_factory=dict)
+    """The number of steps in each phase."""
+    steps_over: int = 0
+    """Steps whose peak was over the budget."""
+    budget_range: tuple[int, ...] = ()
+    """The smallest and the largest budget; empty before the first step."""
+    recomputed_flops: int = 0
+    """The FLOPs that ran again, of all steps."""
+    collected_flops: int = 0
+    """The part of them in phase `collect`."""
+    plan_seconds: float = 0.0
+    """The `StepRecord.plan_seconds` of all steps."""
+    retries: int = 0
+    """How often a forward ran again after it ran out of memory."""
+
+
+_NONE = Totals()
+
+
+def totals_of(records: Collection[StepRecord], before: Totals = _NONE) -> Totals:
+    """Return the sums over some steps, and over others whose sums are known.
+
+    Args:
+        records: The records of some steps.
+        before: The sums over the others.
+    """
+    budgets = (*before.budget_range, *(record.budget_bytes for record in records))
+    redone = [(r.recomputed_flops, r.phase == "collect") for r in records]
+    phases = Counter(before.phases)
+    phases.update(record.phase for record in records)
+    return Totals(
+        steps=before.steps + len(records),
+        phases=dict(phases),
+        steps_over=before.steps_over + sum(record.is_over for record in records),
+        budget_range=(min(budgets), max(budgets)) if budgets else (),
+        recomputed_flops=before.recomputed_flops + sum(n for n, _ in redone),
+        collected_flops=before.collected_flops + sum(n for n, is_in in redone if is_in),
+        plan_seconds=before.plan_seconds + sum(r.plan_seconds for r in records),
+        retries=before.retries + sum(record.retries for record in records),
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Summary(Totals):
     """A session in numbers: `Session.summary`."""
 
-    steps: int
-    """Training forwards of the model."""
-    phases: Mapping[str, int]
-    """The number of steps in each phase."""
-    steps_over: int
-    """Steps whose peak was over the budget."""
     budget_bytes: int
     """The present budget."""
-    budget_range: tuple[int, int]
-    """The smallest and the largest budget so far."""
     peak_bytes: int
     """The highest reading since the session began, with optimizer steps."""
     layers: int
@@ -202,14 +235,6 @@ class Summary:
     over the recorded steps in phase `plan`; None without such steps."""
     error_p99: float | None
     """The 99th percentile of the same."""
-    recomputed_flops: int
-    """The FLOPs that ran again, of all steps."""
-    collected_flops: int
-    """The part of them in phase `collect`."""
-    plan_seconds: float
-    """The `StepRecord.plan_seconds` of all steps."""
-    retries: int
-    """How often a forward ran again after it ran out of memory."""
     fragmentation: float | None = None
     """On an accelerator: reserved bytes counted for each requested byte of growth."""
     flushes: int | None = None
@@ -220,10 +245,6 @@ class Summary:
     inexact_layers: Mapping[str, str] = field(default_factory=dict)
     """Layers whose recomputation differs in the last bits on this device, each with the
     reason."""
-    plans_ready: int = 0
-    """New shapes whose plan was made before their step."""
-    proven_plans: int = 0
-    """Recorded steps in phase `plan` whose plan is proven to be the cheapest."""
     fixed_seconds: float | None = None
     """The fixed time of a step on the device, which does not depend on the batch, with
     the step's share of the optimizer step; None if not known."""
@@ -241,46 +262,12 @@ class Summary:
     """None if ranks plan freely."""
 
 
-@dataclass(slots=True)
-class Totals:
-    """Sums over all steps, also those whose records were dropped."""
-
-    steps: int = 0
-    phases: Counter[str] = field(default_factory=Counter)
-    steps_over: int = 0
-    budgets: tuple[int, ...] = ()
-    """The smallest and the largest; empty before the first step."""
-    recomputed_flops: int = 0
-    collected_flops: int = 0
-    plan_seconds: float = 0.0
-    retries: int = 0
-
-    def add(self, record: StepRecord) -> None:
-        """Add a step."""
-        self.steps += 1
-        self.phases[record.phase] += 1
-        self.steps_over += record.is_over
-        budgets = (*self.budgets, record.budget_bytes)
-        self.budgets = min(budgets), max(budgets)
-        self.recomputed_flops += record.recomputed_flops
-        if record.phase == "collect":
-            self.collected_flops += record.recomputed_flops
-        self.plan_seconds += record.plan_seconds
-        self.retries += record.retries
-
-
-TRIED = "tried in place of what would be kept"
-"""The end of a reason that begins with the names of the actions that a step tries."""
-
-
 def kind_of(reason: str) -> str:
     """Return a reason without its numbers, so that similar ones count together.
 
     >>> kind_of("64 is beyond 40, the largest size measured")
     '# is beyond #, the largest size measured'
     """
-    if reason.endswith(TRIED):
-        return TRIED
     return _NUMBER.sub("#", reason)
 
 
@@ -301,16 +288,17 @@ class Records(deque[StepRecord]):
 
     def __init__(self, path: str | PathLike[str] | None = None) -> None:
         super().__init__(maxlen=_MOST_KEPT)
-        self._dropped = Totals()
-        self._path = None if path is None else Path(path)
-        self._events: tuple[str, ...] = ()
+        self._dropped = _NONE
         self._file: IO[str] | None = None
-        if self._path is not None:
+        if path is not None:
+            self._path = Path(path)
             self._path.parent.mkdir(parents=True, exist_ok=True)
             self._is_new = not self._path.exists()
-            self._file = self._path.open("a+", encoding="utf-8")
-            if _ends_within_a_line(self._path):
-                self._file.write("\n")  # an interrupted run left half a line
+            self._file = self._path.open("a", encoding="utf-8")
+            with self._path.open("rb") as there:
+                there.seek(max(0, there.seek(0, os.SEEK_END) - 1))
+                if there.read() not in (b"", b"\n"):
+                    self._file.write("\n")  # an interrupted run left half a line
 
     def close(self, record: StepRecord) -> None:
         """Insert a step's record in order, and write it.
@@ -324,74 +312,45 @@ class Records(deque[StepRecord]):
         amends = bool(place) and self[place - 1].step == record.step
         if amends:
             self[place - 1] = record
-        elif len(self) < _MOST_KEPT:
-            self.insert(place, record)
         else:
-            self._dropped.add(self.popleft() if place else record)
-            if place:
-                self.insert(place - 1, record)
-        if self._file is not None:
-            fields = asdict(record)
-            if amends:
-                fields[AMENDS] = True
-            elif record.events == self._events:
-                fields["events"] = ()
-            if not amends:
-                self._events = record.events
-            self._write(self._file, json.dumps(fields) + "\n")
-
-    def _write(self, file: IO[str], line: str) -> None:
-        """Write a line. If that fails, as on a full disk, write no more lines."""
+            if len(self) >= _MOST_KEPT:
+                self._dropped = totals_of([self.popleft()], self._dropped)
+                place = max(0, place - 1)
+            self.insert(place, record)
+        if self._file is None:
+            return
+        mark = {AMENDS: True} if amends else {}
         try:
-            file.write(line)
-            file.flush()
-        except OSError as error:
-            self._file = None
+            self._file.write(json.dumps(asdict(record) | mark) + "\n")
+            self._file.flush()
+        except OSError as error:  # as on a full disk
             with contextlib.suppress(OSError):  # closing writes what is buffered
-                file.close()
+                self.close_file()
             _log.warning(
                 "mimose: a step's record could not be written to %s (%s). Training "
-                "goes "
-                "on, and no more records are written",
+                "goes on, and no more records are written",
                 self._path,
                 error,
             )
 
     def totals(self) -> Totals:
         """Return the sums over all steps so far."""
-        totals = replace(self._dropped, phases=Counter(self._dropped.phases))
-        for record in self:
-            totals.add(record)
-        return totals
+        return totals_of(self, self._dropped)
 
     def close_file(self) -> None:
         """Close the file, and remove it if it is new and empty."""
-        if self._file is None or self._path is None:
-            return
         file, self._file = self._file, None
-        file.close()
-        if self._is_new and self._path.exists() and not self._path.stat().st_size:
-            self._path.unlink()
-
-
-def _ends_within_a_line(path: Path) -> bool:
-    with path.open("rb") as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - 1))
-        return file.read(1) not in (b"", b"\n")
+        if file is not None:
+            file.close()
+            if self._is_new and self._path.exists() and not self._path.stat().st_size:
+                self._path.unlink()
 
 
 # ------------------------------------------------------------------ reading them back
 
 _KNOWN = frozenset(each.name for each in fields(StepRecord))
-_WHOLE = ("step", "budget_bytes", "start_bytes")
-_NEEDED = (*_WHOLE, "shape", "phase", "actions")
-_NUMBERS = (
-    *(*_WHOLE, "plan_seconds", "recomputed_flops", "retries", "cache_hit"),
-    *("is_optimal", "predicted_peak_bytes", "observed_peak_bytes", "seconds"),
-    *("reserved_peak_bytes", "allocated_peak_bytes", "alloc_retries"),
-)
-_NEVER_NONE = _NUMBERS[:8]
+_NO_NUMBERS = {"shape", "phase", "actions", "reason", "events"}
+_WHOLE = ("step", "budget_bytes", "start_bytes", "recomputed_flops", "cache_hit")
 
 
 def read_records(path: str | PathLike[str]) -> list[StepRecord]:
@@ -404,8 +363,7 @@ def read_records(path: str | PathLike[str]) -> list[StepRecord]:
         path: The file.
 
     Returns:
-        The records in the order of the file. `StepRecord.events` is filled in where the
-        file has it empty.
+        The records in the order of the file.
 
     Raises:
         OSError: The file cannot be read.
@@ -427,9 +385,8 @@ def read_records(path: str | PathLike[str]) -> list[StepRecord]:
                 raise _no_record(path, number)
             if said.get(AMENDS):
                 _amend(records, record)
-                continue
-            events = record.events or (records[-1].events if records else ())
-            records.append(replace(record, events=events))
+            else:
+                records.append(record)
     if n_broken and not records:
         raise _no_record(path, 1)
     if n_broken:
@@ -453,37 +410,21 @@ def _no_record(path: str | PathLike[str], number: int) -> MimoseError:
 
 def _record(said: Any) -> StepRecord | None:
     """Return the record of a line of JSON; None if it is not one."""
-    known: dict[str, Any] = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in (said.items() if isinstance(said, dict) else ())
-        if name in _KNOWN
-    }
-    if not _is_sound(known):
+    try:
+        record = StepRecord(**{name: said[name] for name in _KNOWN & said.keys()})
+        sizes = record.shape.values()
+        numbers = [*sizes, *(getattr(record, name) for name in _KNOWN - _NO_NUMBERS)]
+        whole = [*sizes, *(getattr(record, name) for name in _WHOLE)]
+        texts = [record.reason, *record.actions, *record.events]
+        is_sound = (
+            all(n is None or abs(n) < sys.maxsize for n in numbers)
+            and all(isinstance(n, int) for n in whole)
+            and all(isinstance(text, str) for text in texts)
+            and record.phase in PHASES
+            and record.plan_seconds is not None
+            and record.budget_bytes > 0
+        )
+        actions, events = tuple(record.actions), tuple(record.events)
+        return replace(record, actions=actions, events=events) if is_sound else None
+    except (AttributeError, TypeError):
         return None
-    known.setdefault("predicted_peak_bytes", None)
-    for name in ("actions", "events"):
-        known[name] = tuple(known.get(name, ()))
-    return StepRecord(**known)
-
-
-def _is_sound(known: Mapping[str, Any]) -> bool:
-    """Whether all required fields are present, and all have the right type."""
-    if any(name not in known for name in _NEEDED):
-        return False
-    shape, lists = known["shape"], (known["actions"], known.get("events", []))
-    if not (isinstance(shape, dict) and all(isinstance(each, list) for each in lists)):
-        return False
-    texts = [*lists[0], *lists[1]]
-    numbers = [known[n] for n in _NUMBERS if n in known]
-    whole = [known[name] for name in _WHOLE]
-    return (
-        known["phase"] in PHASES
-        and isinstance(known.get("reason", ""), str)
-        and all(isinstance(text, str) for text in texts)
-        and all(isinstance(n, int) for n in [*whole, *shape.values()])
-        and all(n is None or isinstance(n, (int, float)) for n in numbers)
-        # No measured number is larger.
-        and all(abs(n or 0) < sys.maxsize for n in [*numbers, *shape.values()])
-        and all(known.get(name, 0) is not None for name in _NEVER_NONE)
-        and known["budget_bytes"] > 0
-    )

@@ -9,6 +9,7 @@ from os import PathLike
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
 from torch import nn
 from torch.distributed import ProcessGroup
 
@@ -17,15 +18,13 @@ from mimose.actions.registry import choose, need_host
 from mimose.arguments import (
     check_agree,
     check_choices,
-    check_closure,
     check_shapes,
     check_switches,
-    check_watched,
     layers_of,
     raise_if_no_model,
 )
 from mimose.budget import Budget, format_bytes
-from mimose.cost.problem import Memory, step_work
+from mimose.cost.problem import Memory, fill_problem, step_work
 from mimose.exceptions import (
     BudgetError,
     MimoseError,
@@ -37,12 +36,12 @@ from mimose.inputs.layers import LayersSpec
 from mimose.inputs.placement import only_device
 from mimose.inputs.sharding import (
     inside_ddp,
-    own_class,
+    own_parameters,
     parallel_shares,
     raise_if_unplannable,
     sharding,
 )
-from mimose.memory.meters import BasicMeter, Meter
+from mimose.memory.meters import Meter
 from mimose.micro_batches import Batch, Lengths, Loss, Splitter
 from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
 from mimose.predictors import Estimator, check_estimator
@@ -53,8 +52,8 @@ from mimose.runtime.engine import Options, make_engine, raise_if_attached
 from mimose.runtime.retry import Attempts, saved_gradients
 from mimose.runtime.watched import watched
 from mimose.state import (
-    describe,
-    plain,
+    VERSION,
+    device_name,
     raise_if_damaged,
     raise_if_of_another,
     sealed,
@@ -78,7 +77,7 @@ def attach(
     cache_size: int = 1024,
     refine: bool = True,
     on_infeasible: str = "raise",
-    meter: Meter | BasicMeter | str | None = None,
+    meter: Meter | str | None = None,
     record_to: str | PathLike[str] | None = None,
     host_budget: float | str | None = None,
     wall: bool = True,
@@ -168,7 +167,7 @@ def attach(
         ValueError: Another argument has a value that is not allowed.
         TypeError: `model` is not a module, or there is no such argument.
     """
-    layers = layers_of(attach, layers, others)
+    layers = layers_of(layers, others)
     check_agree(agree)
     check_choices(on_infeasible, cache_size, record_to)
     check_switches(wall=wall, refine=refine)
@@ -230,14 +229,11 @@ class Session:
         self._engine = make_engine(model, options)
         self._n_layers = len(self._engine.layers)
         self.records = self._engine.records
-        self._is_attached = False
-        self._ahead = self._engine.ahead
         self._forecasts = Forecasts(self._engine)
         self.attempts = partial(Attempts, self._engine)
         self._splitter = Splitter(self._engine, self._forecasts)
         try:
             self._engine.attach(model)
-            self._is_attached = True
         except BaseException:
             self.detach()
             raise
@@ -289,14 +285,15 @@ class Session:
         The session's records, report and `state_dict` stay readable. It does not keep
         the model alive.
         """
-        self._ahead.close()
         self._engine.detach()
-        if self._is_attached and self._model is not None:
-            self._of = self._description(self._model)
         try:
-            self._engine.end()
+            if self._model is not None:
+                self._of = self._description(self._model)
         finally:
-            self._model = None
+            try:
+                self._engine.end()
+            finally:
+                self._model = None
 
     def __enter__(self) -> Session:
         """Return the session."""
@@ -344,12 +341,10 @@ class Session:
             MimoseError: The session was detached.
             TypeError: `closure` is not callable.
         """
-        check_closure(closure)
-        self._raise_if_detached()
-        describer = self._engine.describer
-        is_outdated = describer.is_outdated()
-        parameters = describer.own_parameters(is_outdated=is_outdated)
-        restore_gradients, attempts = saved_gradients(parameters), self.attempts()
+        model = self._raise_if_detached()
+        is_outdated = self._engine.describer.is_outdated()
+        restore_gradients = saved_gradients(own_parameters(model))
+        attempts = self.attempts()
         with self._engine.rollback.of_step(is_outdated=is_outdated) as snapshot:
             while True:
                 try:
@@ -446,8 +441,7 @@ class Session:
         Raises:
             TypeError: `loader` is not iterable.
         """
-        check_watched(loader)
-        return watched(loader, self._ahead)
+        return watched(loader, self._engine.ahead)
 
     def expect(self, shapes: Iterable[Mapping[str, int]]) -> None:
         """Announce the sizes of all later batches, if you know them.
@@ -473,8 +467,7 @@ class Session:
             ValueError: A size is not an integer of at least 1.
         """
         self._raise_if_detached()
-        last = self._engine.describer.last
-        table = None if last is None else last[1]
+        _, table = self._engine.last or (None, None)
         self._engine.to_come.expect(check_shapes(shapes), table)
 
     def _raise_if_detached(self) -> nn.Module:
@@ -496,7 +489,7 @@ class Session:
         contains no plans, because a new plan takes about a millisecond.
         """
         of = self._of if self._model is None else self._description(self._model)
-        return sealed(plain({"of": of, **self._engine.state_dict()}))
+        return sealed({"of": of, **self._engine.state_dict()})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace what this session has learned by what another session learned.
@@ -523,20 +516,25 @@ class Session:
             raise StateMismatchError(msg) from error
 
     def _description(self, model: nn.Module) -> dict[str, Any]:
-        shared = sharding(model)
-        return describe(
-            own_class(model).__qualname__,
-            model,
-            self._engine.device,
-            [layer.name for layer in self._engine.layers],
-            parallel_shares(model),
-            actions=", ".join(self._engine.learner.model.menu.names),
-            meter=type(self._engine.meter).__qualname__,
-            compiled=", ".join(
-                layer.name for layer in self._engine.layers if layer.is_compiled
-            ),
-            **({"sharding": shared} if shared else {}),
-        )
+        """Return what learned numbers depend on, as plain JSON data."""
+        engine, shares, shared = self._engine, parallel_shares(model), sharding(model)
+        return {
+            "version": VERSION,
+            "model": type(model).__qualname__,
+            "layers": [layer.name for layer in engine.layers],
+            "parameters": {
+                name: f"{tuple(p.shape)} {p.dtype}{shares.get(name, '')}"
+                for name, p in model.named_parameters()
+            },
+            "device": device_name(engine.device),
+            "settings": {
+                "torch": str(torch.__version__),
+                "actions": ", ".join(engine.learner.model.menu.names),
+                "meter": type(engine.meter).__qualname__,
+                "compiled": ", ".join(e.name for e in engine.layers if e.is_compiled),
+                **({"sharding": shared} if shared else {}),
+            },
+        }
 
     # ------------------------------------------------------------------ reporting
 
@@ -551,13 +549,14 @@ class Session:
 
     def summary(self) -> Summary:
         """Return what happened so far, as numbers."""
-        snapshot = self._engine.snapshot
+        host, ranks = self._engine.host_memory, self._engine.ranks
         return _report.summarise(
             self.records,
             budget_bytes=self.budget_bytes,
             peak_bytes=self.peak_bytes,
             layers=self._n_layers,
-            plans=self._engine.policy.plans,
+            cache_hits=self._engine.policy.n_hits,
+            cache_misses=self._engine.policy.n_misses,
             margin=self._engine.policy.margin.share,
             kept_units=dict(self._engine.findings.kept),
             **self._engine.memory_limit.summary(),
@@ -565,8 +564,8 @@ class Session:
             inexact_layers=dict(self._engine.findings.inexact),
             largest_to_come=self._engine.to_come.largest,
             least_peak_to_come=self._engine.to_come.least_peak_bytes,
-            host=self._engine.host_use,
-            agreement=snapshot.agreement_use,
+            host=host and host.use(),
+            agreement=None if ranks is None else ranks.use(),
         )
 
     def explain(self, shape: Mapping[str, int] | None = None) -> str:
@@ -595,7 +594,7 @@ class Session:
             shape=table.named(step_input.sizes),
             why=why,
             seconds=rates and rates.parts(*step_work(model, step_input, plan.actions)),
-            by_rows=self._engine.snapshot.can_go_by_rows,
+            by_rows=any(loss.can_go_by_rows for loss in self._engine.losses),
             width=terminal_width(),
         )
 
@@ -687,11 +686,11 @@ class Session:
         step_input, _, memory = self._asked(shape)
         if start_bytes is not None:
             memory = memory._replace(start_bytes=float(start_bytes))
-        return self._engine.policy.problem(step_input, memory)
+        return fill_problem(self._engine.learner.model, step_input, memory)
 
     def _pace(self) -> dict[str, Any]:
         """Return the fields of a `Summary` about seconds: fixed, and of each row."""
-        last, model = self._engine.snapshot.last, self._engine.learner.model
+        last, model = self._engine.last, self._engine.learner.model
         if last is None or last[0].context not in model.patterns:
             return {}
         step_input, table = last
@@ -714,6 +713,4 @@ class Session:
         if step_input.context not in self._engine.learner.model.patterns:
             msg = "no step with such inputs was measured yet: train a few steps first"
             raise MimoseError(msg)
-        memory = self._engine.snapshot.memory
-        assert memory is not None
-        return step_input, table, memory
+        return step_input, table, self._engine.memory_now()

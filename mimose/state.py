@@ -1,74 +1,33 @@
-"""Saved state: its description, its digest, and the checks before it is loaded."""
+"""Saved state, and the checks before it is loaded."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import nn
 
 from mimose.exceptions import StateMismatchError
 
-VERSION = 8
+VERSION = 9
 """Version of the format. Other versions are refused: a few steps learn the same."""
 
 _DIGEST = "digest"
 
 
-def describe(
-    name: str,
-    model: nn.Module,
-    device: torch.device,
-    layers: Sequence[str],
-    shares: Mapping[str, str],
-    **settings: Any,
-) -> dict[str, Any]:
-    """Return what learned numbers depend on, as plain JSON data.
+def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a state as JSON would return it, with a digest of its content.
 
-    Args:
-        name: The name of the model's class.
-        model: The model.
-        device: Its device.
-        layers: The names of the layers.
-        shares: By the name of a parameter, how ranks of tensor parallelism share it.
-        settings: Everything else that changes measurements or fits.
-    """
-    return {
-        "version": VERSION,
-        "model": name,
-        "layers": list(layers),
-        "parameters": {
-            name: f"{tuple(parameter.shape)} {parameter.dtype}{shares.get(name, '')}"
-            for name, parameter in model.named_parameters()
-        },
-        "device": _device_name(device),
-        "settings": {"torch": str(torch.__version__), **settings},
-    }
-
-
-def plain(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state as JSON would return it: dicts, lists, texts and numbers.
-
-    `torch.load` with `weights_only=True` reads these, but not named tuples.
+    `torch.load` with `weights_only=True` reads dicts, lists, texts and numbers, but not
+    named tuples.
 
     Args:
         state: What the parts of a session returned.
     """
-    found: dict[str, Any] = json.loads(json.dumps(state))
-    return found
-
-
-def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a state with a digest of its content.
-
-    Args:
-        state: What `plain` returned.
-    """
-    own = {name: value for name, value in state.items() if name != _DIGEST}
-    return {**own, _DIGEST: _digest(own)}
+    found = json.loads(json.dumps(state))
+    return {**found, _DIGEST: _digest(found)}
 
 
 def raise_if_damaged(state: Mapping[str, Any]) -> None:
@@ -83,7 +42,7 @@ def raise_if_damaged(state: Mapping[str, Any]) -> None:
         StateMismatchError: A part is missing or changed.
     """
     try:
-        is_whole = state.get(_DIGEST) == sealed(state)[_DIGEST]
+        is_whole = state.get(_DIGEST) == _digest(state)
     except (TypeError, ValueError, RecursionError):  # it is not JSON
         is_whole = False
     if not is_whole:
@@ -95,7 +54,8 @@ def raise_if_damaged(state: Mapping[str, Any]) -> None:
 
 
 def _digest(state: Mapping[str, Any]) -> str:
-    numbers = json.loads(json.dumps(state), parse_int=float)  # 1 is 1.0 in some files
+    own = {name: value for name, value in state.items() if name != _DIGEST}
+    numbers = json.loads(json.dumps(own), parse_int=float)  # 1 is 1.0 in some files
     text = json.dumps(numbers, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()
 
@@ -104,9 +64,8 @@ def raise_if_of_another(state: object, mine: Mapping[str, Any]) -> None:
     """Make sure that a state belongs to this model and setting.
 
     Args:
-        state: The state; its part ``"of"`` is what `describe` returned when it was
-            saved.
-        mine: What `describe` returns here.
+        state: The state; its part ``"of"`` is the description with which it was saved.
+        mine: The description of this session.
 
     Raises:
         StateMismatchError: They differ; the message names the first difference.
@@ -139,7 +98,7 @@ def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
         yield from _flat(f"{name}: {key}" if name else str(key), each)
 
 
-def _device_name(device: torch.device) -> str:
+def device_name(device: torch.device) -> str:
     """Return the kind of device, without its index."""
     if device.type == "cuda":
         return f"cuda: {torch.cuda.get_device_name(device)}"

@@ -73,8 +73,7 @@ def is_made_by(thing: object, module: str, kind: str) -> bool:
         module: Where the class is.
         kind: Its name.
     """
-    cls = getattr(sys.modules.get(module), kind, None)
-    return cls is not None and isinstance(thing, cls)
+    return isinstance(thing, getattr(sys.modules.get(module), kind, ()))
 
 
 def is_dtensor(tensor: object) -> bool:
@@ -96,8 +95,7 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     """
     if not is_dtensor(tensor):
         return tensor
-    sharded: Any = tensor.detach()
-    part: torch.Tensor = sharded.to_local()
+    part: torch.Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
     return part
 
 
@@ -145,9 +143,8 @@ def bits(tensor: torch.Tensor) -> torch.Tensor:
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     kinds = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-    kind = kinds.get(tensor.element_size())
-    is_plain = kind is None or not tensor.dtype.is_floating_point
-    return tensor if is_plain or kind is None else tensor.view(kind)
+    is_float = tensor.dtype.is_floating_point
+    return tensor.view(kinds[tensor.element_size()]) if is_float else tensor
 
 
 def sum_of_words(tensor: torch.Tensor) -> torch.Tensor:

@@ -370,6 +370,11 @@ overload_packet: Callable[[Any], Any] = operator.attrgetter("_overloadpacket")
 """All overloads of an operator: the key of ``torch.utils.flop_counter.flop_registry``,
 which torch reads in the same way. No thread found."""
 
+without_autocast: Callable[[], Any] = torch._C._DisableAutocast
+"""A context in which operators do not cast, on any device, and the cache of copies
+stays. ``torch.autocast(kind, enabled=False)`` is for one kind of device, and frees the
+cache at its end. Torch's compiler uses it; no thread about a public form was found."""
+
 to_copy: Any = torch.ops.aten._to_copy.default
 """The operator of every conversion to another precision in a dispatch mode:
 ``Tensor.to`` runs it. Backends of torch.compile get it, so it can hardly change; no
@@ -486,16 +491,6 @@ def host_offload_of(group: Any) -> torch.device | None:
 def shards_over(group: Any) -> int:
     """Return the number of ranks over which one of `fsdp_groups` is sharded."""
     return int(getattr(group.mesh_info, "shard_mesh_size", 1))
-
-
-def leaves_resharding_to_fsdp(module: nn.Module) -> bool:
-    """Whether ``fully_shard`` was called without ``reshard_after_forward``.
-
-    Then the outermost module keeps whole parameters, from its first forward on, and all
-    others do not. Only the argument is public; seen in 2.13.
-    """
-    state: Any = module._get_fsdp_state()  # type: ignore[operator]
-    return bool(getattr(state, "_auto_reshard_after_forward", False))
 
 
 def waits_unreduced(fsdp_param: Any) -> bool:

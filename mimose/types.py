@@ -72,57 +72,17 @@ class Measured:
     host_bytes: dict[str, float] = field(default_factory=dict)
     """By action, the bytes that it held on the host."""
     freed: tuple[str, str, float] | None = None
-    """An action, another one, and by how many bytes the first holds less because it
-    frees what other code has made."""
+    """Its action, another one that holds as much, and the bytes of other code that the
+    first frees until the backward."""
     kept_output_bytes: float | None = None
     """The part of its outputs that it saves itself if it is kept; None: not known."""
     has_gradient: bool = False
 
-    def leave(self, sizes: Sizes) -> None:
-        """Add the sizes of its outputs."""
-        self.sizes += sizes
-
-    def belong_to(self, family: str) -> None:
-        """Record its family."""
-        self.family = family
-
-    def note_gradient(self) -> bool:
-        """Record a gradient; return whether it is the first."""
-        is_first, self.has_gradient = not self.has_gradient, True
-        return is_first
-
-    def keep(self, action: str) -> None:
-        """Record that it was kept, against its plan."""
-        self.action = action
-
-    def set_held(self, action: str, n_bytes: float) -> None:
-        """Record the bytes that it held under its action."""
-        self.held_bytes = {**self.held_bytes, action: n_bytes}
-
-    def drop_copies(self, n_bytes: float) -> None:
-        """Record the copies of weights that it dropped, if autocast keeps any."""
-        self.dropped_copies = min(n_bytes, self.copied_bytes)
-
     def hold_copies(self) -> None:
         """Record that another call holds the copies that this one dropped."""
         if self.dropped_copies:
-            held = self.held_bytes[self.action]
-            self.set_held(self.action, held + self.dropped_copies)
+            self.held_bytes[self.action] += self.dropped_copies
         self.dropped_copies = 0.0
-
-    def set_host(self, action: str, n_bytes: float) -> None:
-        """Record the bytes that it held on the host under its action."""
-        self.host_bytes = {**self.host_bytes, action: n_bytes}
-
-    def set_freed(self, action: str, like: str, n_bytes: float) -> None:
-        """Record memory of other code that is free until the backward.
-
-        Args:
-            action: The action of the call.
-            like: The action that holds as much, and these bytes too.
-            n_bytes: The bytes.
-        """
-        self.freed = action, like, n_bytes
 
     def count(
         self, held_bytes: dict[str, float], flops: int, early_flops: int = 0

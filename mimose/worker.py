@@ -16,7 +16,6 @@ from __future__ import annotations
 import atexit
 import enum
 import logging
-import os
 import sys
 import threading
 import time
@@ -24,7 +23,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Hashable, Iterator
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +79,7 @@ class Worker:
         self.is_inline = is_inline
         # Hold this lock, not the condition: an interrupt inside the condition's own
         # code would never release it.
-        self._lock = lock()
+        self._lock = threading.RLock()
         self._changed = threading.Condition(self._lock)
         self._jobs: dict[tuple[JobKind, Hashable], Job] = {}
         self._thread: threading.Thread | None = None
@@ -238,43 +237,3 @@ def _work(found: weakref.ref[Worker]) -> None:
     """Run by the thread: do jobs until none is left or the worker is gone."""
     while (worker := found()) is not None and worker.do_next():
         del worker
-
-
-# -------------------------------------------------------------------------- locks
-
-
-_locks: weakref.WeakSet[Any] = weakref.WeakSet()
-_one_at_a_time = threading.RLock()
-_held: list[Any] = []
-"""Locks held by the thread that forks."""
-
-
-def lock() -> Any:
-    """Return a reentrant lock that is free in a forked child.
-
-    A child has only the thread that forked, so a lock that another thread held at the
-    fork would never be released. Therefore the forking thread takes all locks first,
-    and releases them on both sides. Each is held for microseconds.
-    """
-    made = threading.RLock()
-    _locks.add(made)
-    return made
-
-
-def _take_all() -> None:
-    _one_at_a_time.acquire()
-    for each in list(_locks):
-        each.acquire()
-        _held.append(each)
-
-
-def _give_all_back() -> None:
-    while _held:
-        _held.pop().release()
-    _one_at_a_time.release()
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(
-        before=_take_all, after_in_parent=_give_all_back, after_in_child=_give_all_back
-    )

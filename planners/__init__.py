@@ -1,14 +1,11 @@
 """Planners choose one action for each layer call, so that a step keeps its budget."""
 
 import re
+from collections.abc import Callable, Mapping
+from functools import partial
 
 from .actions import ActionSpec, Menu
-from .baselines import (
-    FixedPlanner,
-    Pattern,
-    every_k,
-    everywhere,
-)
+from .baselines import Pattern, every_k, everywhere
 from .greedy import Greedy
 from .least_peak import safest_plan
 from .optimal import Optimal
@@ -18,7 +15,6 @@ from .timeline import Timeline, host_bytes, lay_out, peak_bytes
 
 __all__ = [
     "ActionSpec",
-    "FixedPlanner",
     "Greedy",
     "InfeasibleBudgetError",
     "Menu",
@@ -40,6 +36,15 @@ __all__ = [
 ]
 
 
+_BY_NAME: Mapping[str, Callable[[], Planner]] = {
+    "auto": Search,
+    "greedy": Greedy,
+    "optimal": Optimal,
+    "none": partial(Pattern, "none", ("keep",)),
+    "full": partial(Pattern, "full", ("recompute",)),
+}
+
+
 def make_planner(planner: str | Planner) -> Planner:
     """Return the planner of a name.
 
@@ -57,19 +62,11 @@ def make_planner(planner: str | Planner) -> Planner:
         every = re.fullmatch(r"every-([1-9][0-9]*)", planner)
         if every:
             return every_k(int(every[1]))
-        if planner == "auto":
-            return Search()
-        if planner == "greedy":
-            return Greedy()
-        if planner == "optimal":
-            return Optimal()
-        if planner == "none":
-            return Pattern(planner, ("keep",))
-        if planner == "full":
-            return Pattern(planner, ("recompute",))
-        known = "auto, full, greedy, none, optimal, every-K (such as every-2)"
-        msg = f"no planner is called {planner!r}; choose one of {known}"
-        raise ValueError(msg)
+        if planner not in _BY_NAME:
+            known = "auto, full, greedy, none, optimal, every-K (such as every-2)"
+            msg = f"no planner is called {planner!r}; choose one of {known}"
+            raise ValueError(msg)
+        return _BY_NAME[planner]()
     if isinstance(planner, type) or not isinstance(planner, Planner):
         msg = (
             f"planner must be a name, or an object with an attribute name and a method "

@@ -1,7 +1,8 @@
 """The actions: what may happen to the activations of a layer call."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,12 +24,6 @@ class ActionSpec:
     needs_host: bool = False
     """Whether it copies tensors to the host's memory and back."""
 
-    def __post_init__(self) -> None:
-        """Check the code."""
-        if len(self.code) != 1:
-            msg = f"code must be one letter, got {self.code!r} for {self.name!r}"
-            raise ValueError(msg)
-
 
 KEEP = ActionSpec(name="keep", code="k")
 SELECTIVE = ActionSpec(name="selective", code="s")
@@ -43,37 +38,21 @@ OFFLOAD_INPUT = ActionSpec(
 RECOMPUTE = ActionSpec(name="recompute", code="r", recomputes=True)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Menu:
     """The actions in use, in the order of `PlanningProblem.actions`.
 
     The first one keeps everything and costs nothing, as training without a plan. The
     last one is supported by every layer and holds little: steps are measured, and
     repeated after a failure, under it.
-
-    Raises:
-        ValueError: There is no action, or two have the same name or code.
     """
 
     specs: tuple[ActionSpec, ...]
 
-    names: tuple[str, ...] = field(init=False)
-    """(K,) The names of the actions, as in `PlanningProblem.actions`."""
-
-    def __post_init__(self) -> None:
-        """Check that names and codes are distinct."""
-        object.__setattr__(self, "names", tuple(spec.name for spec in self.specs))
-        if not self.specs:
-            msg = "a menu needs an action, got none"
-            raise ValueError(msg)
-        for what, all_of_it in (("name", self.names), ("code", self._codes)):
-            if len(set(all_of_it)) != len(all_of_it):
-                msg = f"each action of a menu needs its own {what}, got {all_of_it!r}"
-                raise ValueError(msg)
-
-    @property
-    def _codes(self) -> tuple[str, ...]:
-        return tuple(spec.code for spec in self.specs)
+    @cached_property
+    def names(self) -> tuple[str, ...]:
+        """(K,) The names of the actions, as in `PlanningProblem.actions`."""
+        return tuple(spec.name for spec in self.specs)
 
     @property
     def first(self) -> str:
@@ -94,12 +73,9 @@ class Menu:
         """Return the action of a name.
 
         Raises:
-            KeyError: There is none.
+            ValueError: There is none.
         """
-        for spec in self.specs:
-            if spec.name == name:
-                return spec
-        raise KeyError(name)
+        return self.specs[self.names.index(name)]
 
     def codes(self, actions: Sequence[str]) -> str:
         """Return the actions of a plan, one letter each, such as ``"rrkk"``."""

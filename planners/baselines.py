@@ -1,23 +1,9 @@
 """Baselines: plans that do not depend on the budget."""
 
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
 
-from .problem import Plan, Planner, PlanningProblem
+from .problem import Plan, PlanningProblem
 from .timeline import judge
-
-
-@runtime_checkable
-class FixedPlanner(Planner, Protocol):
-    """A planner whose plans do not depend on the problem, so nothing is measured."""
-
-    def action_at(self, index: int) -> str:
-        """Return the name of the action of a layer call.
-
-        Args:
-            index: The call's position in the forward, from 0.
-        """
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,13 +42,7 @@ def every_k(k: int) -> Pattern:
 
     Args:
         k: The distance from one recomputed call to the next, at least 1.
-
-    Raises:
-        ValueError: `k` is less than 1.
     """
-    if k < 1:
-        msg = f"k must be at least 1, got {k}"
-        raise ValueError(msg)
     return Pattern(f"every-{k}", ("recompute", *("keep",) * (k - 1)))
 
 

@@ -39,7 +39,8 @@ class Greedy:
         Returns:
             A plan that may be over the budget.
         """
-        choice, without = problem.keep_choice(), problem.least_choice()
+        without = problem.least_choice()
+        choice = np.where(problem.allowed[:, 0], 0, without)
         calls = np.arange(len(choice))
         held = problem.held_bytes[calls, choice]
         freed = held - problem.held_bytes[calls, without]

@@ -67,8 +67,8 @@ def safest_choice(problem: PlanningProblem) -> IntArray:
 
 def _least_peak(problem: PlanningProblem) -> IntArray:
     """Choose among all allowed actions."""
-    form = PrefixForm.of(problem)
-    least, held = form.least_suffix(), form.held_bytes
+    form = PrefixForm(problem)
+    least, held = form.least_suffix(), problem.held_bytes
     reached = np.maximum(form.need_bytes, least[1:, None] + held)
     holds = np.where(reached <= least[:-1, None], held, np.inf)
     is_least = holds == holds.min(axis=1, keepdims=True, initial=np.inf)

@@ -5,7 +5,6 @@ planner is made, before a step is measured, and not at all for other planners.
 """
 
 import logging
-import math
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -13,21 +12,12 @@ import numpy as np
 
 from .least_peak import infeasible
 from .prefix import PrefixForm
-from .problem import (
-    FloatArray,
-    InfeasibleBudgetError,
-    IntArray,
-    Plan,
-    PlanningProblem,
-)
+from .problem import FloatArray, InfeasibleBudgetError, IntArray, Plan, PlanningProblem
 from .search import WIDE, Search
-from .timeline import fits, host_bytes, judge
+from .timeline import fits, judge
 
 _LOGGER = logging.getLogger(__name__)
 
-# The solver's tolerance may put a plan over the budget. Then the budget is lowered by
-# twice the difference, and the problem solved again, at most this often.
-_ATTEMPTS = 4
 # HiGHS has absolute tolerances of 1e-6, so bytes and costs are scaled to this maximum.
 _SCALE = 1000.0
 
@@ -53,10 +43,7 @@ class Optimal:
     ``optimal=False``, and a warning is logged. Above 0."""
 
     def __post_init__(self) -> None:
-        """Check the time limit."""
-        if not self.time_limit_seconds > 0:
-            msg = f"time_limit_seconds must be positive, got {self.time_limit_seconds}"
-            raise ValueError(msg)
+        """Import the solver, because steps are measured later."""
         import scipy.optimize  # noqa: F401
 
     def plan(self, problem: PlanningProblem) -> Plan:
@@ -71,55 +58,32 @@ class Optimal:
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
         """
+        made: list[Plan] = []
         try:
-            walked = replace(Search(width=WIDE).plan(problem), planner=self.name)
+            made = [replace(Search(width=WIDE).plan(problem), planner=self.name)]
         except InfeasibleBudgetError:
             if not np.count_nonzero(problem.host_bytes):
                 raise  # without the host the search is exact here
-            walked = None
-        if walked is not None and walked.optimal:
-            return walked
-        solved = self._solve(problem)
-        made = [plan for plan in (solved, walked) if plan is not None]
+        if made and made[0].optimal:
+            return made[0]
+        choice, proved = solve(problem, self.time_limit_seconds)
+        if not proved:
+            _LOGGER.warning(
+                "mimose: the planner 'optimal' stopped after %g s, before it could "
+                "prove a plan for %d layer calls optimal: raise "
+                "Optimal(time_limit_seconds=...), or use the planner 'auto'",
+                self.time_limit_seconds,
+                len(problem.calls),
+            )
+        if choice is not None and fits(problem, choice):  # the solver has a tolerance
+            made.append(judge(problem, choice, planner=self.name, optimal=proved))
         if not made:
             raise infeasible(problem)
         return min(made, key=lambda plan: (not plan.optimal, plan.extra_cost))
 
-    def _solve(self, problem: PlanningProblem) -> Plan | None:
-        """Return the solver's plan; None if it finds none within the budgets."""
-        budget, host_budget = problem.budget_bytes, problem.host_budget_bytes
-        least_cost = math.inf
-        for _ in range(_ATTEMPTS):
-            choice, proved = solve(
-                problem, budget, host_budget, self.time_limit_seconds
-            )
-            if not proved:
-                _LOGGER.warning(
-                    "mimose: the planner 'optimal' stopped after %g s, before it could "
-                    "prove a plan for %d layer calls optimal: raise "
-                    "Optimal(time_limit_seconds=...), or use the planner 'auto'",
-                    self.time_limit_seconds,
-                    len(problem.calls),
-                )
-            if choice is None:
-                return None
-            made = judge(problem, choice, planner=self.name)
-            # The first answer, within the solver's tolerance, costs least.
-            least_cost = min(least_cost, made.extra_cost)
-            if fits(problem, choice):
-                same = math.isclose(made.extra_cost, least_cost)
-                return replace(made, optimal=proved and same)
-            host = float(host_bytes(problem, choice))
-            budget -= 2 * max(made.peak_bytes - problem.budget_bytes, 0.0)
-            host_budget -= 2 * max(host - problem.host_budget_bytes, 0.0)
-        return None
-
 
 def solve(
-    problem: PlanningProblem,
-    budget_bytes: float,
-    host_budget_bytes: float,
-    time_limit_seconds: float,
+    problem: PlanningProblem, time_limit_seconds: float
 ) -> tuple[IntArray | None, bool]:
     """Solve the 0-1 program of a problem, within the solver's tolerances.
 
@@ -128,8 +92,6 @@ def solve(
 
     Args:
         problem: The step.
-        budget_bytes: The highest level allowed.
-        host_budget_bytes: The most host memory.
         time_limit_seconds: When to stop.
 
     Returns:
@@ -138,7 +100,7 @@ def solve(
     from scipy.optimize import Bounds, LinearConstraint, milp
     from scipy.sparse import csr_array, hstack
 
-    form = PrefixForm.of(problem)
+    form = PrefixForm(problem)
     n_calls, n_actions = problem.allowed.shape
     unit = float(np.abs(problem.held_bytes).max()) / _SCALE or 1.0
     host_unit = float(problem.host_bytes.max()) / _SCALE or 1.0
@@ -158,15 +120,17 @@ def solve(
         return LinearConstraint(hstack([own, sums]), low, high)
 
     highest = np.full(n_calls, np.inf)
-    highest[-1] = (budget_bytes - form.head_bytes) / unit
+    highest[-1] = (problem.budget_bytes - form.head_bytes) / unit
     host = np.append(problem.host_bytes.ravel() / host_unit, np.zeros(n_calls))
     result = milp(
         np.append(problem.cost.ravel() / cost_unit, np.zeros(n_calls)),
         constraints=[
             rows(np.ones(problem.allowed.shape), 0 * before, 1, 1),
-            rows(form.held_bytes / unit, before - behind, 0, 0),
-            rows(needs / unit, before, -np.inf, (budget_bytes - origin) / unit),
-            LinearConstraint(host[None], -np.inf, host_budget_bytes / host_unit),
+            rows(problem.held_bytes / unit, before - behind, 0, 0),
+            rows(needs / unit, before, -np.inf, (problem.budget_bytes - origin) / unit),
+            LinearConstraint(
+                host[None], -np.inf, problem.host_budget_bytes / host_unit
+            ),
         ],
         integrality=np.repeat([1, 0], [problem.allowed.size, n_calls]),
         bounds=Bounds(
@@ -175,7 +139,7 @@ def solve(
         ),
         options={"time_limit": time_limit_seconds, "mip_rel_gap": 0.0},
     )
-    proved = result.status != 1  # the time limit
+    proved = result.status in (0, 2)  # solved, or shown to be infeasible
     if result.x is None:
         return None, proved
     taken = result.x[: problem.allowed.size].reshape(problem.allowed.shape)

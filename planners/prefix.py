@@ -18,8 +18,6 @@ If the host budget limits the plan, a walk remembers its host bytes too. They ar
 divided into a few classes of equal width, and walks are compared within their class.
 """
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from .problem import BoolArray, FloatArray, IntArray, PlanningProblem
@@ -27,34 +25,23 @@ from .problem import BoolArray, FloatArray, IntArray, PlanningProblem
 _HOST_CLASSES = 16
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class PrefixForm:
-    """The peaks of a step without what earlier calls hold: Note: [Prefix form]."""
+    """The peaks of a step without what earlier calls hold: Note: [Prefix form].
 
-    held_bytes: FloatArray
-    """(C, K) The bytes held from the call's exit to its backward."""
+    Args:
+        problem: The step.
 
-    need_bytes: FloatArray
-    """(C, K) The peak of the gap before it, its forward and its backward, without what
-    earlier calls hold; infinite if the action is not allowed."""
+    Attributes:
+        need_bytes: (C, K) The peak of the gap before each call, its forward and its
+            backward, without what earlier calls hold; infinite if the action is not
+            allowed.
+        head_bytes: The peak of the head, without what the calls hold.
+    """
 
-    head_bytes: float
-    """The peak of the head, without what the calls hold."""
-
-    host_bytes: FloatArray
-    """(C, K) The bytes of host memory."""
-
-    host_budget_bytes: float
-    """The most host memory that all calls together may need."""
-
-    @classmethod
-    def of(cls, problem: PlanningProblem) -> "PrefixForm":
-        """Rearrange a problem."""
-        held, retained, gaps = (
-            problem.held_bytes,
-            problem.backward_retained_bytes,
-            problem.gap_bytes,
-        )
+    def __init__(self, problem: PlanningProblem) -> None:
+        self._problem = problem
+        held, retained = problem.held_bytes, problem.backward_retained_bytes
+        gaps = problem.gap_bytes
         entered = problem.start_bytes + np.cumsum(gaps)
         gap_peak = entered - gaps + np.maximum(problem.gap_transient_bytes, gaps)
         # The level when the gradient arrives, without what the calls hold.
@@ -64,22 +51,18 @@ class PrefixForm:
         forward = np.maximum(entered[:-1, None] + forward, gap_peak[:-1, None])
         risen = np.maximum(held + problem.backward_transient_bytes, retained[:, None])
         need = np.maximum(forward, arrived[:, None] + risen)
-        return cls(
-            held_bytes=held,
-            need_bytes=np.where(problem.allowed, need, np.inf),
-            head_bytes=float(gap_peak[-1]),
-            host_bytes=problem.host_bytes,
-            host_budget_bytes=problem.host_budget_bytes,
-        )
+        self.need_bytes: FloatArray = np.where(problem.allowed, need, np.inf)
+        self.head_bytes = float(gap_peak[-1])
 
     def least_suffix(self) -> FloatArray:
         """Return (C + 1,) the lowest peak from each call on, with nothing held before.
 
         The first entry is the lowest peak of the step.
         """
-        least = np.full(len(self.held_bytes) + 1, self.head_bytes)
+        held = self._problem.held_bytes
+        least = np.full(len(held) + 1, self.head_bytes)
         for call in range(len(least) - 2, -1, -1):
-            after = least[call + 1] + self.held_bytes[call]
+            after = least[call + 1] + held[call]
             least[call] = np.maximum(self.need_bytes[call], after).min()
         return least
 
@@ -107,13 +90,14 @@ class PrefixForm:
             it slightly over, because the timeline adds the numbers in another order.
         """
         # The most that may be held before each call, so that the rest is possible.
-        rest = budget_bytes - self.least_suffix()[1:, None] - self.held_bytes
+        problem, held_bytes = self._problem, self._problem.held_bytes
+        rest = budget_bytes - self.least_suffix()[1:, None] - held_bytes
         limits = np.minimum(budget_bytes - self.need_bytes, rest)[:, :, None]
-        steps = self.held_bytes[:, :, None], cost[:, :, None], limits
-        is_allowed = self.need_bytes < np.inf
-        least_host = np.where(is_allowed, self.host_bytes, np.inf).min(axis=1)
-        host_limits = self.host_budget_bytes - least_host.sum() + least_host.cumsum()
-        class_bytes = self.host_budget_bytes / _HOST_CLASSES or 1.0
+        steps = held_bytes[:, :, None], cost[:, :, None], limits
+        host_bytes, host_budget = problem.host_bytes, problem.host_budget_bytes
+        least_host = np.where(problem.allowed, host_bytes, np.inf).min(axis=1)
+        host_limits = host_budget - least_host.sum() + least_host.cumsum()
+        class_bytes = host_budget / _HOST_CLASSES or 1.0
         # No two walks differ by more in cost.
         dearest = 2.0 * float(np.abs(cost).sum()) + 1.0
 
@@ -128,7 +112,7 @@ class PrefixForm:
             costs[held > limit] = np.inf
             paid = costs.ravel()
             if counts_host:
-                used = (host + self.host_bytes[call][:, None]).ravel()
+                used = (host + host_bytes[call][:, None]).ravel()
                 paid[used > host_limits[call]] = np.inf
                 group = used // class_bytes
                 order = np.lexsort((grown, group))

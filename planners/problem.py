@@ -5,10 +5,9 @@ Plan                   one action for each layer call
 InfeasibleBudgetError  (ValueError) no plan keeps the budget
 """
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,13 +18,17 @@ FloatArray: TypeAlias = NDArray[np.float64]
 BoolArray: TypeAlias = NDArray[np.bool_]
 IntArray: TypeAlias = NDArray[np.intp]
 
-_TABLES = (
-    "held_bytes",
-    "forward_transient_bytes",
-    "backward_transient_bytes",
-    "cost",
-    "host_bytes",
-)
+_SHAPES = {
+    "allowed": "CK",
+    "held_bytes": "CK",
+    "forward_transient_bytes": "CK",
+    "backward_transient_bytes": "CK",
+    "cost": "CK",
+    "host_bytes": "CK",
+    "backward_retained_bytes": "C",
+    "gap_bytes": "G",
+    "gap_transient_bytes": "G",
+}
 _SIGNED = {"held_bytes", "backward_retained_bytes", "cost", "gap_bytes"}
 
 
@@ -100,78 +103,30 @@ class PlanningProblem:
 
     def __post_init__(self) -> None:
         """Check every field, so that the planners can rely on them."""
-        self._check_names()
-        n_calls, n_actions = len(self.calls), len(self.actions)
-        self._check_array("allowed", (n_calls, n_actions), np.bool_)
-        for name in _TABLES:
-            self._check_array(name, (n_calls, n_actions))
-        self._check_array("backward_retained_bytes", (n_calls,))
-        self._check_array("gap_bytes", (n_calls + 1,))
-        self._check_array("gap_transient_bytes", (n_calls + 1,))
-        self._check_number("start_bytes", most=np.finfo(np.float64).max)
-        for name in ("budget_bytes", "host_budget_bytes"):
-            self._check_number(name, most=math.inf)
-        self._check_choices()
-
-    def _check_names(self) -> None:
-        if not self.actions or self.actions[0] != KEEP.name:
+        if self.actions[:1] != (KEEP.name,):
             msg = f"actions must begin with {KEEP.name!r}, got {self.actions!r}"
             raise ValueError(msg)
-        for what, names in (("actions", self.actions), ("calls", self.calls)):
-            if len(set(names)) != len(names):
-                twice = sorted({name for name in names if names.count(name) > 1})
-                msg = f"{what} must be distinct, got {twice!r} more than once"
+        n = len(self.calls)
+        sizes: Mapping[str, tuple[int, ...]]
+        sizes = {"C": (n,), "G": (n + 1,), "CK": (n, len(self.actions))}
+        for name, kind in _SHAPES.items():
+            dtype = np.bool_ if name == "allowed" else np.float64
+            array: NDArray[Any] = np.asarray(getattr(self, name), dtype=dtype)
+            object.__setattr__(self, name, array)
+            low = -np.inf if name in _SIGNED else 0
+            if array.shape != sizes[kind]:
+                msg = f"{name} must have shape {sizes[kind]}, got {array.shape}"
                 raise ValueError(msg)
-
-    def _check_array(
-        self, field: str, shape: tuple[int, ...], dtype: type[np.generic] = np.float64
-    ) -> None:
-        array = np.asarray(getattr(self, field), dtype=dtype)
-        if array.shape != shape:
-            msg = f"{field} must have shape {shape}, got {array.shape}"
-            raise ValueError(msg)
-        object.__setattr__(self, field, array)
-        if dtype is np.bool_ or array.size == 0:
-            return
-        if not np.isfinite(array).all():
-            bad = array[~np.isfinite(array)]
-            msg = f"{field} must be finite, got {float(bad[0])}"
-            raise ValueError(msg)
-        if field not in _SIGNED and array.min() < 0:
-            msg = f"{field} must not be negative, got {float(array.min())}"
-            raise ValueError(msg)
-
-    def _check_number(self, field: str, most: float) -> None:
-        value = float(getattr(self, field))
-        if not 0 <= value <= most:
-            finite = "" if math.isinf(most) else "finite and "
-            msg = f"{field} must be {finite}not negative, got {value}"
-            raise ValueError(msg)
-        object.__setattr__(self, field, value)
-
-    def _check_choices(self) -> None:
+            if not np.isfinite(array).all() or (array < low).any():
+                bad = array[~(np.isfinite(array) & (array >= low))][0]
+                msg = f"{name} must be finite, and not negative, got {bad}"
+                raise ValueError(msg)
         if not self.allowed.any(axis=1).all():
             stuck = self.calls[int(np.argmin(self.allowed.any(axis=1)))]
             msg = f"allowed must leave every call an action, got none for {stuck!r}"
             raise ValueError(msg)
-        least = np.where(self.allowed, self.host_bytes, np.inf).min(axis=1).sum()
-        if least > self.host_budget_bytes:
-            msg = (
-                f"host_budget_bytes must be at least {least}, what the allowed "
-                f"actions need, got {self.host_budget_bytes}"
-            )
-            raise ValueError(msg)
 
     # ------------------------------------------- choices of actions without a search
-
-    def keep_choice(self) -> IntArray:
-        """Return (C,) keep, or `least_choice` for calls that may not keep."""
-        return np.where(self.allowed[:, 0], 0, self.least_choice())
-
-    def cheapest_choice(self) -> IntArray:
-        """Return (C,) the cheapest allowed action of each call."""
-        choice: IntArray = np.where(self.allowed, self.cost, np.inf).argmin(axis=1)
-        return choice
 
     def least_choice(self) -> IntArray:
         """Return (C,) for each call the last action that holds little and is safe.
@@ -282,19 +237,19 @@ class InfeasibleBudgetError(ValueError):
         self.advice = advice
         least, missing = least_peak_bytes, least_peak_bytes - budget_bytes
         parts = [
-            f"No plan keeps the budget of {_in_words(budget_bytes)}: the lowest peak "
-            f"that a plan can reach is {_in_words(least)}, which is "
-            f"{_in_words(missing)} more."
+            f"No plan keeps the budget of {format_bytes(budget_bytes)}: the lowest "
+            f"peak that a plan can reach is {format_bytes(least)}, which is "
+            f"{format_bytes(missing)} more."
         ]
         if holders:
             largest_first = sorted(holders.items(), key=lambda item: -item[1])
-            listed = "; ".join(f"{k}: {_in_words(v)}" for k, v in largest_first)
+            listed = "; ".join(f"{k}: {format_bytes(v)}" for k, v in largest_first)
             parts.append(f"Held at that peak: {listed}.")
         parts.append(
             advice
-            or f"Raise the budget by {_in_words(missing)}, to {_in_words(least)} or "
-            "more (a larger batch needs more), use a smaller batch or shorter inputs, "
-            "or allow actions that hold less."
+            or f"Raise the budget by {format_bytes(missing)}, to {format_bytes(least)} "
+            "or more (a larger batch needs more), use a smaller batch or shorter "
+            "inputs, or allow actions that hold less."
         )
         super().__init__(" ".join(parts))
 
@@ -304,9 +259,12 @@ class InfeasibleBudgetError(ValueError):
         return type(self), (*numbers, self.holders, self.advice)
 
 
-def _in_words(count: float) -> str:
-    """Return a number of bytes as text: ``"1.50 GiB"``, ``"310.2 MiB"``."""
-    for unit, name, digits in ((2**30, "GiB", 2), (2**20, "MiB", 1), (2**10, "KiB", 1)):
-        if abs(count) >= unit:
-            return f"{count / unit:.{digits}f} {name}"
-    return f"{count:.0f} bytes"
+def format_bytes(n_bytes: float) -> str:
+    """Return a number of bytes as text: in GiB from one GiB on, else in MiB.
+
+    >>> format_bytes(1610612736), format_bytes(-52428800)
+    ('1.50 GiB', '-50.0 MiB')
+    """
+    if abs(n_bytes) >= 2**30:
+        return f"{n_bytes / 2**30:.2f} GiB"
+    return f"{round(n_bytes / 2**20, 1) + 0.0:.1f} MiB"  # no minus before a 0

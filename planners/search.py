@@ -3,15 +3,16 @@
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
+import numpy as np
+
 from .least_peak import infeasible, safest_choice
 from .prefix import PrefixForm
 from .problem import IntArray, Plan, Planner, PlanningProblem
 from .timeline import fits, host_bytes, judge
 
-# The search adds the same numbers as the timeline, in another order. It first gets a
-# little more than the budget, so that rounding excludes no plan. If the timeline then
-# finds the plan over the budget, the search gets a little less than the budget.
-_BUDGET_FACTORS = (1 + 2.0**-38, 1 - 2.0**-38)
+# The search adds the same numbers as the timeline, in another order. So it gets a
+# little more than the budget, and rounding excludes no plan. The timeline judges it.
+_BUDGET_FACTOR = 1 + 2.0**-38
 WIDE = 4096
 """The width of a search that has time."""
 
@@ -30,13 +31,7 @@ class Search:
 
     width: int = 128
     """How many partial plans the search keeps. More come closer to the optimum and take
-    longer. At least 2."""
-
-    def __post_init__(self) -> None:
-        """Check the width."""
-        if self.width < 2:
-            msg = f"width must be at least 2, got {self.width}"
-            raise ValueError(msg)
+    longer."""
 
     def plan(self, problem: PlanningProblem) -> Plan:
         """Choose the cheapest actions within the budget that the search finds.
@@ -50,35 +45,24 @@ class Search:
         Raises:
             InfeasibleBudgetError: The plan with the lowest peak is over the budget.
         """
-        cheapest = problem.cheapest_choice()
+        cheapest = np.where(problem.allowed, problem.cost, np.inf).argmin(axis=1)
         if fits(problem, cheapest):
             return judge(problem, cheapest, planner=self.name, optimal=True)
-        form = PrefixForm.of(problem)
-        for factor in _BUDGET_FACTORS:
-            walk = self._walk(problem, form, factor * problem.budget_bytes)
-            if walk is None:
-                break
-            choice, proved = walk
-            if fits(problem, choice):
-                proved &= factor > 1
-                return judge(problem, choice, planner=self.name, optimal=proved)
+        walk = self._walk(problem)
+        if walk is not None and fits(problem, walk[0]):
+            return judge(problem, walk[0], planner=self.name, optimal=walk[1])
         choice = safest_choice(problem)
         if not fits(problem, choice):
             raise infeasible(problem)
         return judge(problem, choice, planner=self.name)
 
-    def _walk(
-        self, problem: PlanningProblem, form: PrefixForm, budget_bytes: float
-    ) -> tuple[IntArray, bool] | None:
+    def _walk(self, problem: PlanningProblem) -> tuple[IntArray, bool] | None:
         """Find the cheapest plan, a second time if it needs too much host memory."""
-        walk = form.cheapest_walk(problem.cost, budget_bytes, self.width)
-        if walk is None:
-            return None
-        if host_bytes(problem, walk[0]) <= problem.host_budget_bytes:
+        form, most = PrefixForm(problem), _BUDGET_FACTOR * problem.budget_bytes
+        walk = form.cheapest_walk(problem.cost, most, self.width)
+        if not walk or host_bytes(problem, walk[0]) <= problem.host_budget_bytes:
             return walk
-        return form.cheapest_walk(
-            problem.cost, budget_bytes, self.width, counts_host=True
-        )
+        return form.cheapest_walk(problem.cost, most, self.width, counts_host=True)
 
 
 def refiner_of(planner: Planner) -> Planner | None:

@@ -10,6 +10,7 @@ that is higher.
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import compress
 from typing import TypeVar
 
 import numpy as np
@@ -24,7 +25,7 @@ _Number = TypeVar("_Number", bound=np.generic)
 _TIE = 1e-12
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
     """The level of memory through one step under one plan.
 
@@ -50,16 +51,17 @@ class Timeline:
 
     @property
     def segments(self) -> tuple[str, ...]:
-        """(S,) The names of the segments, in the order of time."""
-        n_segments = len(self.level_bytes)
-        return tuple(segment_name(self.problem.calls, i) for i in range(n_segments))
+        """(S,) Their names, in order, such as ``"forward of encoder.layer.3#0"``."""
+        calls = self.problem.calls
+        forwards = [f"{s} {c}" for c in calls for s in ("gap before", "forward of")]
+        return (*forwards, "head", *(f"backward of {c}" for c in reversed(calls)))
 
     @property
     def binding_segments(self) -> tuple[str, ...]:
         """The names of the segments that reach the peak, in the order of time."""
         peaks = self.peak_bytes_by_segment
-        binding = (peaks >= peaks.max() * (1 - _TIE)).nonzero()[0].tolist()
-        return tuple(segment_name(self.problem.calls, i) for i in binding)
+        is_binding = (peaks >= peaks.max() * (1 - _TIE)).tolist()
+        return tuple(compress(self.segments, is_binding))
 
     def holders(self) -> Mapping[str, float]:
         """Return what holds how many bytes at the first moment of the peak.
@@ -74,7 +76,6 @@ class Timeline:
         # Calls 0 .. alive - 1 have left their forward and not finished their backward.
         alive = at // 2 if at <= 2 * n_calls else 3 * n_calls + 1 - at
         activations = float(_chosen(problem.held_bytes, self.choice)[:alive].sum())
-        name = segment_name(problem.calls, at)
         parts = {
             "held at start (parameters, gradients, optimizer state, other)": (
                 problem.start_bytes
@@ -83,25 +84,9 @@ class Timeline:
             "new gradients and tensors between the layer calls": (
                 level - problem.start_bytes - activations
             ),
-            f"working memory of {name}": transient,
+            f"working memory of {self.segments[at]}": transient,
         }
         return {name: count for name, count in parts.items() if count}
-
-
-def segment_name(calls: tuple[str, ...], index: int) -> str:
-    """Return the name of a segment, such as ``"forward of encoder.layer.3#0"``.
-
-    Args:
-        calls: (C,) The names of the calls in forward order.
-        index: The position of the segment, from 0 to 3 C.
-    """
-    n_calls = len(calls)
-    if index < 2 * n_calls:
-        kind = "forward of" if index % 2 else "gap before"
-        return f"{kind} {calls[index // 2]}"
-    if index == 2 * n_calls:
-        return "head"
-    return f"backward of {calls[3 * n_calls - index]}"
 
 
 def lay_out(problem: PlanningProblem, choice: IntArray) -> Timeline:
@@ -111,13 +96,7 @@ def lay_out(problem: PlanningProblem, choice: IntArray) -> Timeline:
         problem: The step.
         choice: (C,) The index of each call's action.
     """
-    levels, peaks = _levels_and_peaks(problem, choice)
-    return Timeline(
-        problem=problem,
-        choice=choice,
-        level_bytes=levels,
-        peak_bytes_by_segment=peaks,
-    )
+    return Timeline(problem, choice, *_levels_and_peaks(problem, choice))
 
 
 def peak_bytes(problem: PlanningProblem, choice: IntArray) -> FloatArray:

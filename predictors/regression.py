@@ -16,18 +16,16 @@ process would keep.
 from __future__ import annotations
 
 import copy
-import itertools
 import math
 import operator
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
+from itertools import combinations_with_replacement
 from statistics import median
 from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-
-from .throughput import r2_score
 
 Floats: TypeAlias = NDArray[np.float64]
 Sizes: TypeAlias = tuple[int, ...]
@@ -103,24 +101,6 @@ class LeastSquares:
     def __init__(self, *, noise: float = 0.0) -> None:
         self.noise = noise
 
-    def get_params(self, deep: bool = True) -> dict[str, Any]:
-        """Return the constructor's arguments, for scikit-learn's ``clone``."""
-        del deep
-        return {"noise": self.noise}
-
-    def set_params(self, *, noise: float) -> LeastSquares:
-        """Set the constructor's arguments, and return the estimator."""
-        self.noise = noise
-        return self
-
-    def __sklearn_tags__(self) -> Any:
-        """Return the tags of a regressor, for scikit-learn's tools."""
-        from sklearn.utils import RegressorTags, Tags, TargetTags
-
-        tags = Tags(estimator_type="regressor", target_tags=TargetTags(required=True))
-        tags.regressor_tags = RegressorTags()
-        return tags
-
     def fit(self, X: ArrayLike, y: ArrayLike) -> LeastSquares:
         """Choose the monomials, fit their coefficients, and return the estimator.
 
@@ -133,15 +113,6 @@ class LeastSquares:
                 or infinite.
         """
         sizes, values = np.asarray(X, np.float64), np.asarray(y, np.float64)
-        if sizes.ndim != 2 or values.shape != (len(sizes),) or not len(sizes):
-            msg = (
-                f"X has the shape {sizes.shape} and y {values.shape}: give "
-                f"(n_samples, n_features) and (n_samples,), with at least one sample"
-            )
-            raise ValueError(msg)
-        if not (np.isfinite(sizes).all() and np.isfinite(values).all()):
-            msg = "X or y has NaN or infinite numbers: give finite ones"
-            raise ValueError(msg)
         monomials = _monomials(sizes.shape[1])
         design = _design(sizes, monomials)
         lengths = np.linalg.norm(design, axis=0)
@@ -170,15 +141,6 @@ class LeastSquares:
         values: Floats = design @ self.coef_
         return values
 
-    def score(self, X: ArrayLike, y: ArrayLike) -> float:
-        """Return the coefficient of determination (R²) of predictions.
-
-        Args:
-            X: (n_samples, n_features) Sizes.
-            y: (n_samples,) Values.
-        """
-        return r2_score(np.asarray(y, np.float64), self.predict(X))
-
     def predict_one(self, sizes: Sequence[float]) -> float:
         """Return the value at one shape, faster than `predict`.
 
@@ -196,9 +158,15 @@ class LeastSquares:
 @lru_cache(maxsize=32)
 def _monomials(n_features: int) -> tuple[tuple[int, ...], ...]:
     """Return the powers of the columns, the lowest degree first."""
-    powers = itertools.product(range(_POWER + 1), repeat=n_features)
-    found = [each for each in powers if sum(each) <= _DEGREE]
-    return tuple(sorted(found, key=lambda each: (sum(each), max(each, default=0))))
+    found = [
+        tuple(map(columns.count, range(n_features)))
+        for n in range(_DEGREE + 1)
+        for columns in combinations_with_replacement(range(n_features), n)
+    ]
+    small = [each for each in found if max(each, default=0) <= _POWER]
+    return tuple(
+        sorted(small, key=lambda each: (sum(each), max(each, default=0), each))
+    )
 
 
 def _design(sizes: Floats, monomials: tuple[tuple[int, ...], ...]) -> Floats:

@@ -72,11 +72,9 @@ class SizeMap:
 
     Attributes:
         rule_: The rule, or None if no rule matches.
-        found_: Whether there is a rule.
     """
 
     rule_: Rule | None
-    found_: bool
 
     def fit(self, X: ArrayLike, y: ArrayLike) -> SizeMap:
         """Find the rule, and return the estimator.
@@ -88,7 +86,6 @@ class SizeMap:
         rows: list[Row] = [tuple(row) for row in np.asarray(X).tolist()]
         values: list[int] = np.asarray(y).tolist()
         self.rule_ = _rule(rows, values)
-        self.found_ = self.rule_ is not None
         self._seen = dict(zip(rows, values, strict=True))
         return self
 
@@ -122,32 +119,28 @@ def _rule(rows: list[Row], values: list[int]) -> Rule | None:
     return _sum(moving, rows, values)
 
 
-def _divided() -> Iterator[tuple[int, bool]]:
-    return itertools.product(_DIVISORS, (True, False))
+_WAYS = ((1, False), *itertools.product(_DIVISORS, (True, False)))
+"""Divisors, and whether to round up."""
 
 
 def _singles(columns: list[int]) -> Iterator[Terms]:
-    for column in columns:
-        yield (Term(column),)
-        yield from ((Term(column, *how),) for how in _divided())
+    for column, how in itertools.product(columns, _WAYS):
+        yield (Term(column, *how),)
 
 
 def _pairs(columns: list[int]) -> Iterator[Terms]:
-    for i, j in itertools.combinations_with_replacement(columns, 2):
-        yield Term(i), Term(j)
-        for how in _divided():
-            yield Term(i, *how), Term(j, *how)
-            yield Term(i, *how), Term(j)
-            yield Term(i), Term(j, *how)
+    pairs = itertools.combinations_with_replacement(columns, 2)
+    for (i, j), how in itertools.product(pairs, _WAYS):
+        yield Term(i, *how), Term(j, *how)
+        yield Term(i, *how), Term(j)
+        yield Term(i), Term(j, *how)
 
 
 def _triples(columns: list[int]) -> Iterator[Terms]:
-    for i, j in itertools.combinations_with_replacement(columns, 2):
-        for other in columns:
-            if other not in (i, j):
-                yield Term(i), Term(j), Term(other)
-                for how in _divided():
-                    yield Term(i, *how), Term(j, *how), Term(other)
+    pairs = itertools.combinations_with_replacement(columns, 2)
+    for (i, j), other, how in itertools.product(pairs, columns, _WAYS):
+        if other not in (i, j):
+            yield Term(i, *how), Term(j, *how), Term(other)
 
 
 def _matching(terms: Terms, rows: list[Row], values: list[int]) -> Rule | None:

@@ -63,12 +63,11 @@ def _warmed(budget="1GiB", **options):
 
 
 def test_the_budget_is_about_reserved_bytes():
-    """Each record says all three; the peak of the session is what was reserved."""
+    """Each record says both; the peak of the session is what was reserved."""
     _, session = _warmed()
     record = session.records[-1]
     assert "plan" == record.phase
-    assert record.observed_peak_bytes <= record.allocated_peak_bytes
-    assert record.allocated_peak_bytes <= record.reserved_peak_bytes
+    assert record.observed_peak_bytes <= record.reserved_peak_bytes
     assert record.reserved_peak_bytes == record.highest_bytes
     assert session.peak_bytes == _stats("reserved_bytes.all.peak") or (
         session.peak_bytes >= _stats("reserved_bytes.all.current")

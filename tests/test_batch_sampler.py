@@ -116,7 +116,7 @@ def test_the_longest_come_second():
     draw = torch.Generator().manual_seed(0)
     sources, targets = torch.randint(1, 900, (2, 500), generator=draw).tolist()
     sampler = mimose.BatchSampler({"input_ids.1": sources, "labels.1": targets})
-    sampler.expect_session()
+    sampler.is_expecting = True
     _, *second, third = itertools.islice(sampler, 4)
     seen = {at for batch in second for at in batch}
     assert len(third) > 1 == max(map(len, second))
@@ -133,14 +133,11 @@ def test_what_cannot_be_drawn_from_is_an_error():
     for lengths in ([], [[1, 2]], [1.5], [3, 0]):
         with pytest.raises(ValueError, match="lengths"):
             mimose.BatchSampler(lengths)
-    with pytest.raises(ValueError, match="'labels' is not the name of a size"):
-        mimose.BatchSampler({"input_ids.1": [1, 2], "labels": [1, 2]})
     for options in (
         {"max_rows": 0},
         {"max_rows": "8"},
         {"shuffle": "false"},
         {"rank": 2, "world_size": 2},
-        {"world_size": 9},
     ):
         with pytest.raises(ValueError):
             mimose.BatchSampler([1, 2, 3], **options)

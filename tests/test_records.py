@@ -68,7 +68,7 @@ def test_closed_records_are_lines_of_json(tmp_path):
 
 
 def test_records_are_read_back(tmp_path):
-    """What was written is read again, the events filled in."""
+    """What was written is read again."""
     path = tmp_path / "records.jsonl"
     events = ("a#0", "b#0")
     written = [_record(step, events=events, actions=("keep",) * 2) for step in range(3)]
@@ -77,8 +77,6 @@ def test_records_are_read_back(tmp_path):
         records.close(record)
     records.close_file()
     assert written == read_records(path)
-    lines = [json.loads(line) for line in path.read_text().splitlines()]
-    assert [list(events), [], []] == [line["events"] for line in lines]
 
 
 def test_a_full_disk_ends_the_file_and_not_the_training(tmp_path, caplog):

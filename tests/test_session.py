@@ -241,7 +241,7 @@ def test_no_backward(toys, planner):
 
     found, records = _compared(toys, toys.chain(3), run, planner=planner)
     assert [] == found
-    assert "no backward followed" == records[0].reason
+    assert "no backward followed" in records[0].reason
     assert "backward" not in records[1].reason
     assert records[0].observed_peak_bytes is None
     assert records[1].observed_peak_bytes is not None

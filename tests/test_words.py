@@ -26,7 +26,7 @@ INSTEAD = {
 """Old words, and what to say instead."""
 OLD = re.compile(rf"\b({'|'.join(INSTEAD)})\b", re.IGNORECASE)
 ALLOWED = re.compile(
-    r"'lean' is called|\"lean\"|proofs packing|\"packing\"|"
+    r"proofs packing|\"packing\"|"
     r"(without a|the|a) unit\b(?= is| that| of | more|\.|\"|$)"
 )
 """What is old on purpose, and units of measurement."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import os
 import subprocess
 import sys
 import threading
@@ -161,37 +160,6 @@ def test_no_thread_is_left_of_a_worker_that_is_dropped():
         worker = Worker()
         worker.submit(JobKind.PLAN, 1, lambda: None)
         del worker
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork here")
-def test_a_forked_child_starts_afresh():
-    """Also where the parent's thread was in the midst of a job, or held the lock."""
-    code = """
-import os, threading, sys
-from mimose.worker import JobKind, Worker
-worker = Worker()
-busy = threading.Event()
-def spin():
-    busy.set()
-    for _ in range(50_000):
-        worker.submit(JobKind.REFINE, 1, int)   # takes the lock again and again
-worker.submit(JobKind.LEARN, 0, spin)
-busy.wait()
-children = []
-for _ in range(20):
-    child = os.fork()
-    if child == 0:
-        done = []
-        worker.submit(JobKind.LEARN, 1, lambda: done.append(1))
-        worker.catch_up()
-        os._exit(0 if done == [1] else 1)
-    children.append(child)
-codes = {os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children}
-worker.close()
-sys.exit(0 if codes == {0} else f"children ended with {codes}")
-"""
-    ran = _python(code)
-    assert ran.returncode == 0, ran.stderr
 
 
 def test_the_interpreter_ends():

@@ -27,6 +27,7 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.metrics import r2_score
 from torch import nn
 
 from benchmarks.proofs import common
@@ -38,7 +39,6 @@ from mimose.bench.advise.settings import Settings as Question
 from mimose.bench.step_meter import step_meter
 from mimose.bench.zoo import builder
 from mimose.predictors import fit_series
-from mimose.predictors.throughput import r2_score
 
 _CPU = ("+400MiB", "+100MiB")
 BUDGETS: Mapping[str, Mapping[str, tuple[str, str]]] = {
@@ -175,16 +175,14 @@ def _held_out(advice: Advice, timed: _Timed) -> Rows:
         if took.ndim < 2 or len(batches) < 2:
             continue
         x = np.array(batches, float)
-        predicted = x / np.array(
-            [model.fitted.seconds.predict(each) for each in batches]
-        )
+        predicted = x / np.array([model.fit.predict(each) for each in batches])
         yield {
             "part": "seconds",
             "method": name,
             "points": len(batches),
             "r2": r2_score(x / np.median(took, axis=0), predicted),
             "ceiling": _noise_ceiling(x / took),
-            "refused": model.fitted.refused,
+            "refused": model.memory.refused or model.fit.refused,
         }
 
 
@@ -195,7 +193,7 @@ def _noise_ceiling(rates: NDArray[np.float64]) -> float:
         rates: (n_rounds, n_points) samples a second.
     """
     one, other = (np.median(rates[first::2], axis=0) for first in (0, 1))
-    return r2_score(other, one)
+    return float(r2_score(other, one))
 
 
 def _judged(advice: Advice, timed: _Timed, budget: str) -> Rows:

@@ -240,7 +240,7 @@ def format_table(table: Sequence[Mapping[str, object]]) -> list[str]:
         return []
     head = list(dict.fromkeys(title for line in table for title in line))
     cells = [[_cell(line.get(title)) for title in head] for line in table]
-    return columns.table([head, *cells], sys.maxsize, fewer=())
+    return columns.table([head, *cells])
 
 
 def _cell(value: object) -> str:

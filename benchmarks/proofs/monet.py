@@ -223,13 +223,9 @@ def work(task: Task) -> Rows:
         return
     trained.step(batch)
     meter = DeviceStepMeter(torch.device(task["device"]))
-
-    def growth_bytes(of: Trained) -> int:
-        start = meter.begin_step()
-        of.step(batch)
-        return meter.step_peak_bytes() - start
-
-    plain = growth_bytes(trained)
+    start = meter.begin_step()
+    trained.step(batch)
+    plain = meter.step_peak_bytes() - start
     with StorageTracker() as tracker:
         trained.step(batch)
     yield {"plain_growth_bytes": plain, "plain_flops": tracker.flops}
@@ -242,10 +238,13 @@ def work(task: Task) -> Rows:
 
     def measured(plan: dict[str, Any]) -> dict[str, Any]:
         with _playing(plan["plan"], task, batch) as (own, session, playback):
-            growth = growth_bytes(own)
+            own.step(batch)
             playback.check(session)
-            flops = session.records[-1].recomputed_flops
-        return {**plan, "growth_bytes": growth, "recomputed_flops": flops}
+            last = session.records[-1]  # a session resets the peaks in measured steps
+        assert last.observed_peak_bytes is not None
+        growth = last.observed_peak_bytes - last.start_bytes
+        again = last.recomputed_flops
+        return {**plan, "growth_bytes": growth, "recomputed_flops": again}
 
     for share in _SHARES:
         yield plan_within(problem, plain, share, measured)

@@ -25,11 +25,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
+from sklearn.metrics import r2_score
 
 from benchmarks.proofs.common import Answer, Bar, Options, Row, Settings
 from benchmarks.proofs.numbers import percent
-from mimose.predictors import MethodModel, Series, compare, fit_series, p_point, p_score
-from mimose.predictors.throughput import MEMORY_TOLERANCE, TOLERANCE, r2_score
+from mimose.predictors import Series, fit_series
+from mimose.predictors.throughput import MEMORY_TOLERANCE, TOLERANCE
 
 QUESTION = "Do two lines tell which memory-saving methods are faster, as PAPAYA found?"
 OPTIONS = ()
@@ -51,8 +52,10 @@ class Published(NamedTuple):
 
     model: str
     method: str
-    fitted: MethodModel
-    """Lines over all points."""
+    memory: Series
+    """The line of bytes over all points."""
+    seconds: Series
+    """The line of seconds."""
     memory_bytes: float
     """What the rule takes the device to have."""
     most_batch: int
@@ -81,13 +84,10 @@ def _lines_of(name: str) -> Iterator[dict[str, str]]:
 def _measured(model: str, method: str, unit: str, *told: str) -> Published:
     memory, fixed, cost, fixed_cost, most_batch, most_throughput = map(float, told)
     size, milli = UNITS[unit], UNITS["ms"]
-    fitted = MethodModel(
-        method,
-        memory=Series.line(size * memory, size * fixed),
-        seconds=Series.line(milli * cost, milli * fixed_cost),
-    )
+    held = Series(slope=size * memory, intercept=size * fixed)
+    took = Series(slope=milli * cost, intercept=milli * fixed_cost)
     most = int(most_batch), most_throughput
-    return Published(model, method, fitted, _MEMORY * size, *most)
+    return Published(model, method, held, took, _MEMORY * size, *most)
 
 
 def _points(key: tuple[str, str, str], lines: Iterator[Mapping[str, str]]) -> Points:
@@ -129,18 +129,20 @@ def ask(settings: Settings, _: Options) -> Answer:
 
 def _method(plain: Published, mine: Published) -> Mapping[str, Any]:
     """Compare a method's best throughput within the memory with plain training's."""
-    verdict = compare(plain.fitted, mine.fitted, plain.memory_bytes)
-    score = p_score(plain.fitted, mine.fitted)
-    point = p_point(plain.fitted, plain.memory_bytes)
-    best = verdict.method_best.samples_per_second
-    times_plain = best / verdict.plain_best.samples_per_second
+    least, most = (each.memory.inverse(plain.memory_bytes) for each in (plain, mine))
+    best = most / mine.seconds.predict(most)
+    times_plain = best / (least / plain.seconds.predict(least))
+    saved = plain.memory.slope - mine.memory.slope
+    score = saved / (mine.seconds.slope - plain.seconds.slope)
+    free = plain.memory_bytes - plain.memory.intercept
+    point = free / plain.seconds.intercept
     measured = mine.most_throughput / plain.most_throughput
     return {
         "part": "method",
         "model": mine.model,
         "method": mine.method,
-        "plain_batch": verdict.plain_batch,
-        "batch": verdict.method_batch,
+        "plain_batch": least,
+        "batch": most,
         "score_to_point": score / point,
         "times_plain": times_plain,
         "measured_times_plain": measured,
@@ -162,7 +164,7 @@ def _series(points: Points) -> Mapping[str, Any]:
         "model": points.model,
         "method": points.method,
         "quantity": "bytes" if points.is_memory else "seconds",
-        "form": fitted.form,
+        "form": "knee" if fitted.knee else "line",
         "points": len(x),
         "fitted": len(chosen),
         "loo_error": fitted.loo_error,

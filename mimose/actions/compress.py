@@ -16,12 +16,11 @@ Sources: `pool` averages inputs of convolutions and linear layers, as in
 
 from __future__ import annotations
 
-import contextlib
 import enum
 import itertools
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,8 +30,8 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from mimose.actions.flags import pack_flags, unpack_flags
-from mimose.actions.hooks import SavedTensorAction
 from mimose.actions.host import Packed
+from mimose.planners import ActionSpec
 from mimose.planners.actions import POOL, POOL_4, QUANTIZE, QUANTIZE_4
 from mimose.torch_private import storage_key
 
@@ -104,7 +103,9 @@ class Operation(NamedTuple):
         if isinstance(given, nn.Parameter):
             return None
         if not _is_same(tensor, given):
-            is_cast = tensor.dtype != given.dtype and _is_alike(tensor, given)
+            is_alike = tensor.numel() == given.numel()
+            is_alike = is_alike and tensor.shape[-1:] == given.shape[-1:]
+            is_cast = is_alike and tensor.dtype != given.dtype
             if not is_cast or any(each.numel() == given.numel() for each in weights):
                 return None
         is_product = self.name in _PRODUCTS and isinstance(self.args[1], nn.Parameter)
@@ -117,11 +118,6 @@ def _is_same(tensor: torch.Tensor, given: object) -> bool:
         return False
     one, other = tensor.untyped_storage(), given.untyped_storage()
     return storage_key(one) == storage_key(other)
-
-
-def _is_alike(tensor: torch.Tensor, given: torch.Tensor) -> bool:
-    is_wide = tensor.shape[-1:] == given.shape[-1:]
-    return is_wide and tensor.numel() == given.numel()
 
 
 # ------------------------------------------------------------------------- the codecs
@@ -176,10 +172,6 @@ def _fill_signs(elements: torch.Tensor, signs: torch.Tensor) -> None:
     elements.copy_(unpack_flags(signs, elements.numel()))
 
 
-def _leave(_: torch.Tensor) -> None:
-    """Leave elements unchanged, because no backward reads them."""
-
-
 class _CallCodec(TorchFunctionMode):
     """Packs what one call saves, by its role: a `Codec`.
 
@@ -205,18 +197,13 @@ class _CallCodec(TorchFunctionMode):
         finally:
             self._operation = outer
 
-    def watching(self) -> contextlib.AbstractContextManager[object]:
-        """Return the mode, in which the forward runs."""
-        return self
-
     def role(self, tensor: torch.Tensor) -> tuple[Role, torch.dtype] | None:
         """Return the role and dtype of a saved tensor; None if it stays."""
         role = self._operation.role(tensor)
         if role is None or tensor.dtype not in _DTYPES:
             return None
-        if role in (Role.SIGN, Role.SHAPE) and not _is_dense(tensor):
-            return None
-        is_taken = role in (Role.SIGN, Role.SHAPE) or role in self._values.roles
+        is_exact = role in (Role.SIGN, Role.SHAPE)
+        is_taken = _is_dense(tensor) if is_exact else role in self._values.roles
         return (role, tensor.dtype) if is_taken else None
 
     def pack(
@@ -226,7 +213,7 @@ class _CallCodec(TorchFunctionMode):
         storage = tensor.untyped_storage()
         key = storage_key(storage)
         if role[0] is Role.SHAPE:
-            return _packed(tensor, (), _leave)
+            return _packed(tensor, (), lambda elements: None)  # no backward reads it
         if role[0] is Role.SIGN:
             signs = _pack_signs(tensor)
             self._signs[key] = weakref.ref(storage), signs
@@ -397,10 +384,10 @@ def _means(planes: torch.Tensor, block: list[int]) -> torch.Tensor:
     return functional.avg_pool2d(planes, block, ceil_mode=True, count_include_pad=False)
 
 
-ACTIONS = (
-    SavedTensorAction(POOL, lambda _: partial(_CallCodec, Pool(2))),
-    SavedTensorAction(POOL_4, lambda _: partial(_CallCodec, Pool(4))),
-    SavedTensorAction(QUANTIZE, lambda _: partial(_CallCodec, Quantize(8))),
-    SavedTensorAction(QUANTIZE_4, lambda _: partial(_CallCodec, Quantize(4))),
-)
-"""All lossy actions."""
+CODECS: Mapping[ActionSpec, Callable[[], Callable[[], _CallCodec]]] = {
+    POOL: lambda: partial(_CallCodec, Pool(2)),
+    POOL_4: lambda: partial(_CallCodec, Pool(4)),
+    QUANTIZE: lambda: partial(_CallCodec, Quantize(8)),
+    QUANTIZE_4: lambda: partial(_CallCodec, Quantize(4)),
+}
+"""What makes the codecs of a session's calls, by lossy action."""

@@ -26,11 +26,12 @@ from typing import Any, NoReturn, Protocol, TypeAlias
 import torch
 
 from mimose.actions.base import Invocation, Probe
-from mimose.actions.host import Host, Packed
-from mimose.actions.keep import Keep, why_saved_is_hidden
+from mimose.actions.host import WITH_STREAMS, Packed
+from mimose.actions.keep import KeepLess
 from mimose.exactness.layer import Layer
 from mimose.exceptions import RecomputationError
 from mimose.planners import ActionSpec
+from mimose.planners.actions import KEEP
 from mimose.tensors import bytes_of, is_plain, storages_in, sum_of_words, tensors_in
 from mimose.torch_private import (
     NO_GRAPH_TASK,
@@ -49,7 +50,6 @@ from mimose.torch_private import (
 _LEAST_BYTES = 4096
 """Smaller storages stay, because to compress one takes microseconds to begin, and its
 record takes almost a kilobyte."""
-_WITH_STREAMS = frozenset({"cuda", "xpu"})
 _SAME_VALUES = frozenset(
     ("TBackward0", "ToCopyBackward0", "TransposeBackward0", "ViewBackward0")
 )
@@ -60,12 +60,8 @@ Fail: TypeAlias = Callable[[str], NoReturn]
 """Raises an error that names a layer and the reason."""
 
 
-class Codec(Protocol):
-    """Packs the storages of one call."""
-
-    def watching(self) -> contextlib.AbstractContextManager[object]:
-        """Return a context in which the call's forward runs."""
-        ...
+class Codec(contextlib.AbstractContextManager[Any], Protocol):
+    """Packs the storages of one call; the call's forward runs in its context."""
 
     def role(self, tensor: torch.Tensor) -> Hashable | None:
         """Return the role in which a tensor is being saved; None if it must stay."""
@@ -78,7 +74,7 @@ class Codec(Protocol):
 
 def stream_now(device: torch.device) -> object:
     """Return this thread's stream; None on a device without streams."""
-    if device.type not in _WITH_STREAMS:
+    if device.type not in WITH_STREAMS:
         return None
     return torch.accelerator.current_stream(device)
 
@@ -189,9 +185,7 @@ class _Seen:
 
     def differs(self, words: torch.Tensor | None) -> bool:
         """Whether its bits have changed."""
-        if words is None or self._words is None:
-            return False
-        return bool(words != self._words)
+        return words is not None and bool(words != self._words)
 
 
 class CallHooks:
@@ -251,7 +245,7 @@ class CallHooks:
         role = self._codec.role(tensor)
         if role is None:
             return None
-        words = _words_of(storage) if self._is_first else None
+        words = sum_of_words(bytes_of(storage)) if self._is_first else None
         seen = self._seen.get(key)
         if seen is not None and seen.is_of(tensor) and seen.differs(words):
             self.edits_data, seen = True, None
@@ -273,31 +267,23 @@ class CallHooks:
         """
         alone = (saved.tensor for ref in self._exact if (saved := ref()) is not None)
         stay = storages_in([output, *alone])
-        left: list[tuple[_Seen, weakref.ref[Box]]] = []
+        boxes: list[Box] = []
+        freed_bytes = 0
         for seen in self._made:
             storage = seen.now()
-            for box in seen.boxes.values():
-                if storage is not None and storage_key(storage) in stay:
+            if storage is not None and storage_key(storage) in stay:
+                for box in seen.boxes.values():
                     box.undo(storage)
-                else:
-                    left.append((seen, weakref.ref(box)))
+                continue
+            refs = list(map(weakref.ref, seen.boxes.values()))
             seen.boxes.clear()
-        del alone
-        boxes: list[Box] = []
-        gone: dict[int, int] = {}
-        for seen, ref in left:
-            packed = ref()
-            if packed is not None:  # a node holds it
-                boxes.append(packed)
-                if seen.now() is None:
-                    gone[id(seen)] = seen.n_bytes
+            held = [one for ref in refs if (one := ref()) is not None]  # by a node
+            boxes += held
+            if held and storage is None:
+                freed_bytes += seen.n_bytes
         for each in (self._seen, self._made, self._exact):
             each.clear()
-        return boxes, sum(gone.values())
-
-
-def _words_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    return sum_of_words(bytes_of(storage))
+        return boxes, freed_bytes
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
@@ -310,35 +296,18 @@ def _is_weight(tensor: torch.Tensor) -> bool:
     return node is not None and node.name() == _ACCUMULATE
 
 
-class SavedTensorAction:
+class SavedTensorAction(KeepLess):
     """The action that holds what a call saves in another form or place.
 
     Args:
         spec: The action's spec.
-        prepare: Called once for each session with its `Host`, or None. Returns a
-            function that makes the codec of a call.
-        host: Holds the session's storages on the host; None without one.
+        make_codec: Makes the codec of a call.
     """
 
-    def __init__(
-        self,
-        spec: ActionSpec,
-        prepare: Callable[[Host | None], Callable[[], Codec]],
-        host: Host | None = None,
-    ) -> None:
+    def __init__(self, spec: ActionSpec, make_codec: Callable[[], Codec]) -> None:
         self.spec = spec
-        self._prepare = prepare
-        self._make_codec = prepare(host)
-        self._keep = Keep()
+        self._make_codec = make_codec
         self._known: weakref.WeakSet[Layer] = weakref.WeakSet()
-
-    def anew(self, host: Host | None) -> SavedTensorAction:
-        """Return the same action for another session."""
-        return SavedTensorAction(self.spec, self._prepare, host)
-
-    def why_not(self, layer: Layer) -> str | None:
-        """Return why nothing of a call can be packed."""
-        return why_saved_is_hidden(layer)
 
     def run(self, call: Invocation, probe: Probe | None) -> Any:
         """Run the forward, and pack what it saves."""
@@ -350,8 +319,8 @@ class SavedTensorAction:
             partial(_fail, layer.name),
             is_first=layer not in self._known,
         )
-        with hooks, codec.watching():
-            output = self._keep.run(call, probe)
+        with hooks, codec:
+            output = super().run(call, probe)
         boxes, freed_bytes = hooks.finish(list(tensors_in(output)))
         self._known.add(layer)
         if hooks.edits_data:
@@ -364,19 +333,20 @@ class SavedTensorAction:
         self, probe: Probe, hooks: CallHooks, boxes: list[Box], freed_bytes: int
     ) -> None:
         """Record what a measured call holds."""
-        measured, kept = probe.trace.calls[probe.index], self._keep.spec.name
-        live = measured.held_bytes.get(kept, 0.0)
-        measured.set_held(kept, live + freed_bytes)
+        measured = probe.trace.calls[probe.index]
+        live = measured.held_bytes.get(KEEP.name, 0.0)
+        measured.held_bytes[KEEP.name] = live + freed_bytes
         packed = [box.packed for box in boxes if box.packed is not None]
         if hooks.was_refused:  # not to be learned as what the action frees
             for box, each in zip(boxes, packed, strict=True):
                 box.undo(each.unpack())
-            measured.keep(kept)
+            measured.action = KEEP.name
             return
         on_device = sum(each.device_bytes for each in packed)
-        measured.set_held(self.spec.name, live + on_device)
+        measured.held_bytes[self.spec.name] = live + on_device
         if self.spec.needs_host:
-            measured.set_host(self.spec.name, sum(each.host_bytes for each in packed))
+            on_host = sum(each.host_bytes for each in packed)
+            measured.host_bytes[self.spec.name] = on_host
 
 
 def _fail(name: str, why: str) -> NoReturn:

@@ -29,9 +29,11 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -49,11 +51,10 @@ from mimose.torch_private import (
     keeps_graph,
     queue_callback,
 )
-from mimose.worker import lock
 
 _log = logging.getLogger(__name__)
 
-_PINNED = frozenset({"cuda", "xpu"})
+WITH_STREAMS = frozenset({"cuda", "xpu"})
 """Accelerators that copy to pinned memory while they compute."""
 LEAST_PIECE = 65536
 """Bytes of the smallest pinned piece. For smaller ones a copy is mostly its start."""
@@ -145,7 +146,7 @@ class HostMemory:
         self._made: Counter[int] = Counter()
         """The same with the free pieces that torch's allocator keeps."""
         self._returned: deque[Sequence[int]] = deque()
-        self._lock = lock()
+        self._lock = threading.RLock()
 
     def use(self) -> HostUse:
         """Return the use so far."""
@@ -232,10 +233,9 @@ class Host:
     Args:
         budget_bytes: The most bytes of the host.
         device: The device of the tensors.
-        outward: The stream of copies to the host; None for a new one of the device.
-        inward: The stream of copies back.
-        current: Returns this thread's stream. On a device without streams, copies have
-            ended when they return.
+        streams: On devices other than CUDA and XPU: the stream of copies to the host,
+            that of copies back, and what returns this thread's stream. Without streams,
+            copies have ended when they return.
 
     Attributes:
         memory: Allocates on the host.
@@ -246,21 +246,18 @@ class Host:
         self,
         budget_bytes: int,
         device: torch.device,
-        *,
-        outward: Any = None,
-        inward: Any = None,
-        current: Callable[[], Any] = lambda: None,
+        streams: tuple[Any, Any, Callable[[], Any]] = (None, None, lambda: None),
     ) -> None:
-        is_pinned = device.type in _PINNED
-        if is_pinned and outward is None:
-            outward, inward = torch.Stream(device), torch.Stream(device)
+        is_pinned = device.type in WITH_STREAMS
+        if is_pinned:
             current = partial(torch.accelerator.current_stream, device)
+            streams = torch.Stream(device), torch.Stream(device), current
         self.memory = HostMemory(budget_bytes, is_pinned=is_pinned)
         self.device = device
-        self._outward, self._inward, self._current = outward, inward, current
+        self._outward, self._inward, self._current = streams
         self._leaving: deque[tuple[Any, torch.Tensor, Any]] = deque()
         """Copies out: an event at its end, its source, and the source's stream."""
-        self._lock = lock()
+        self._lock = threading.RLock()
 
     def to_host(self, source: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Any:
         """Begin a copy to the host.
@@ -326,48 +323,36 @@ class Host:
                 self._leaving.popleft()
 
 
+@dataclass(eq=False)
 class Arrival:
-    """Bytes that are being copied to the device, or are there.
+    """Bytes that are being copied to the device, or are there."""
 
-    Args:
-        target: The tensor that is filled.
-        arrived: The event after which it is filled; None if it is filled now.
-        computing: The stream that it is for.
-        current: Returns this thread's stream.
-    """
-
-    __slots__ = ("_arrived", "_computing", "_current", "_target")
-
-    def __init__(
-        self,
-        target: torch.Tensor,
-        arrived: Any,
-        computing: Any,
-        current: Callable[[], Any],
-    ) -> None:
-        self._target = target
-        self._arrived = arrived
-        self._computing = computing
-        self._current = current
+    target: torch.Tensor
+    """The tensor that is filled."""
+    arrived: Any
+    """The event after which it is filled; None if it is filled now."""
+    computing: Any
+    """The stream that it is for."""
+    current: Callable[[], Any]
+    """Returns this thread's stream."""
 
     def wait(self) -> torch.Tensor | None:
         """Return the tensor, and make this thread's stream wait for it.
 
         None if it was made for another stream.
         """
-        if self._current() != self._computing:
+        if self.current() != self.computing:
             return None
-        self._await()
-        return self._target
+        self.settle()
+        return self.target
 
-    def _await(self) -> None:
-        arrived, self._arrived = self._arrived, None
+    def settle(self) -> None:
+        """Make the stream wait, at the latest when the memory may be reused."""
+        arrived, self.arrived = self.arrived, None
         if arrived is not None:
-            self._computing.wait_event(arrived)
+            self.computing.wait_event(arrived)
 
-    def __del__(self) -> None:
-        """Make the stream wait, because the memory may be reused now."""
-        self._await()
+    __del__ = settle
 
 
 def _pairs(
@@ -402,30 +387,29 @@ class HostCall:
     """
 
     def __init__(self, host: Host) -> None:
-        self._host = host
+        self.host = host
         self._sent: list[weakref.ref[_OnHost]] = []
         self._task = NO_GRAPH_TASK
 
-    @contextlib.contextmanager
-    def watching(self) -> Iterator[None]:
+    def __enter__(self) -> HostCall:
+        return self
+
+    def __exit__(self, *_: object) -> None:
         """Make the computing stream wait for the copies at the end of the forward."""
-        try:
-            yield
-        finally:
-            self._host.settle()
+        self.host.settle()
 
     def role(self, tensor: torch.Tensor) -> bool | None:
         """Return True for tensors of the device; None for others."""
-        return tensor.device.type == self._host.device.type or None
+        return tensor.device.type == self.host.device.type or None
 
     def pack(self, tensor: torch.Tensor, role: bool = True) -> Packed | None:
         """Copy a tensor's storage; None if that would pass the budget."""
         del role
-        storage, memory = tensor.untyped_storage(), self._host.memory
+        storage, memory = tensor.untyped_storage(), self.host.memory
         buffer = memory.take(storage.nbytes())
         if buffer is None:
             return None
-        made = _OnHost(self, self._host, buffer, storage)
+        made = _OnHost(self, buffer, storage)
         self._sent.append(weakref.ref(made))
         return Packed(0, memory.most_bytes(storage.nbytes()), made.unpack)
 
@@ -447,27 +431,12 @@ class HostCall:
 class _OnHost:
     """A storage on the host, whose memory is freed with it."""
 
-    __slots__ = (
-        "__weakref__",
-        "_buffer",
-        "_call",
-        "_coming",
-        "_ended",
-        "_host",
-        "_n_bytes",
-    )
-
     def __init__(
-        self,
-        call: HostCall,
-        host: Host,
-        buffer: HostBuffer,
-        storage: torch.UntypedStorage,
+        self, call: HostCall, buffer: HostBuffer, storage: torch.UntypedStorage
     ) -> None:
-        self._n_bytes = storage.nbytes()
-        self._call, self._host, self._buffer = call, host, buffer
+        self._call, self._buffer, self._n_bytes = call, buffer, storage.nbytes()
         self._coming: Arrival | None = None
-        self._ended = host.to_host(bytes_of(storage), buffer)
+        self._ended = call.host.to_host(bytes_of(storage), buffer)
 
     def unpack(self) -> torch.UntypedStorage:
         """Return the storage, on its device."""
@@ -479,7 +448,8 @@ class _OnHost:
         return tensor.untyped_storage()
 
     def _fetch(self) -> Arrival:
-        return self._host.to_device(self._buffer, self._n_bytes, self._ended)
+        host = self._call.host
+        return host.to_device(self._buffer, self._n_bytes, self._ended)
 
     def send_for(self) -> None:
         """Begin to copy it back."""

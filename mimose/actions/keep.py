@@ -49,10 +49,13 @@ class Keep:
         return probe.trace.kept(probe.index, call.forward, probe.inputs, probe.gauge)
 
 
-def why_saved_is_hidden(layer: Layer) -> str | None:
-    """Return why the tensors that a call saves cannot be listed; None if they can."""
-    if layer.is_compiled:
-        return "the tensors that compiled code saves cannot be listed"
-    if top_saved_hooks(True) is not None:
-        return "hooks of other code hold what it saves"
-    return None
+class KeepLess(Keep):
+    """Holds only a part of that, or holds it in another form or place."""
+
+    def why_not(self, layer: Layer) -> str | None:
+        """Return why the tensors that a call saves cannot be listed."""
+        if layer.is_compiled:
+            return "the tensors that compiled code saves cannot be listed"
+        if top_saved_hooks(True) is not None:
+            return "hooks of other code hold what it saves"
+        return None

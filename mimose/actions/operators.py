@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, TypeAlias
 
 import torch
@@ -42,7 +43,7 @@ class Operator:
     """None for one from each edge, all of which must exist."""
     run: Callable[..., Any]
     """Called with the settings and the operands."""
-    settings: Settings | None = None
+    settings: Settings = lambda _: None
     is_view: bool = False
     """Whether its output shares its operand's storage."""
     has_many: bool = False
@@ -66,17 +67,16 @@ _TWO = (Operand(0, "self"), Operand(1, "other"))
 _SUM = (Operand(0), Operand(1))
 
 
-def _saved(name: str) -> Settings:
-    return lambda node: saved_value(node, name)
+def _saved(*names: str) -> Settings:
+    return lambda node: [_signed(saved_value(node, name)) for name in names]
 
 
-def _dimension(value: int) -> int:
-    """Return a dimension; negative ones are saved as unsigned numbers."""
-    return value - 2 * (sys.maxsize + 1) if value > sys.maxsize else value
-
-
-def _saved_dimension(name: str) -> Settings:
-    return lambda node: _dimension(saved_value(node, name))
+def _signed(value: Any) -> Any:
+    """Return a setting; nodes save negative dimensions as unsigned numbers."""
+    if isinstance(value, (list, tuple)):
+        return [_signed(each) for each in value]
+    is_negative = isinstance(value, int) and value > sys.maxsize
+    return value - 2 * (sys.maxsize + 1) if is_negative else value
 
 
 def _shape(node: Any) -> tuple[int, ...]:
@@ -88,42 +88,25 @@ def _dtype(node: Any) -> torch.dtype:
     return dtype
 
 
-def _pointwise(
-    function: Callable[[Any], Any], saved: tuple[Operand, ...] = _X_ONLY
+def _of_one(
+    function: Callable[..., Any],
+    *names: str,
+    operands: tuple[Operand, ...] = _X_ONLY,
+    **others: Any,
 ) -> Operator:
-    return Operator(saved, lambda _, x: function(x))
-
-
-def _view(function: Callable[[Any, Any], Any], settings: Settings | None) -> Operator:
+    """Return a function of one operand, then of what its node has saved by name."""
     return Operator(
-        _X_ONLY, lambda options, x: function(x, options), settings, is_view=True
+        operands, lambda options, x: function(x, *options), _saved(*names), **others
     )
 
 
-def _transposed(node: Any) -> tuple[int, int]:
-    one, other = saved_value(node, "dim0"), saved_value(node, "dim1")
-    return _dimension(one), _dimension(other)
+_of_saved = partial(_of_one, operands=_X)
+_of_view = partial(_of_one, is_view=True)
+_view = partial(Operator, _X_ONLY, is_view=True)
 
 
-def _sliced(node: Any) -> tuple[int, int, int, int]:
-    start, end, step = (saved_value(node, name) for name in ("start", "end", "step"))
-    return _dimension(saved_value(node, "dim")), start, end, step
-
-
-def _split(node: Any) -> tuple[int, int]:
-    return saved_value(node, "split_size"), _dimension(saved_value(node, "dim"))
-
-
-def _mean(node: Any) -> tuple[list[int], bool]:
-    dims = [_dimension(dim) for dim in saved_value(node, "dim")]
-    return dims, saved_value(node, "keepdim")
-
-
-def _layer_norm(shape: Any, x: Any, weight: Any, bias: Any, eps: float) -> Any:
-    return torch.native_layer_norm(x, shape, weight, bias, eps)
-
-
-def _native_dropout(p: float, x: Any, mask: Any) -> Any:
+def _native_dropout(options: tuple[float], x: Any, mask: Any) -> Any:
+    (p,) = options
     return x.mul(mask).mul_(1.0 / (1.0 - p) if p < 1.0 else 0.0)
 
 
@@ -150,114 +133,67 @@ def _pooled(_: Any, x: Any, positions: Any) -> Any:
     return found.view(positions.shape)
 
 
-_AVERAGE = (
-    "kernel_size",
-    "stride",
-    "padding",
-    "ceil_mode",
-    "count_include_pad",
-    "divisor_override",
-)
-
-
-def _sized(node: Any, *options: Any) -> list[Any]:
-    scales = [saved_value(node, f"scales_{axis}") for axis in "hw"]
-    return [saved_value(node, "output_size"), *options, *scales]
-
+_AVERAGE = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
+_SCALES = ("scales_h", "scales_w")
 
 OPERATORS: Mapping[str, Operator] = {
     # ------------------------------------------------------------------- pointwise
     "AddBackward0": Operator(
         _SUM,
-        lambda alpha, a, b: torch.add(a, b, alpha=alpha),
+        lambda options, a, b: torch.add(a, b, alpha=options[0]),
         _saved("alpha"),
         is_fresh=True,
     ),
     "SubBackward0": Operator(
-        _SUM, lambda alpha, a, b: torch.sub(a, b, alpha=alpha), _saved("alpha")
+        _SUM, lambda options, a, b: torch.sub(a, b, alpha=options[0]), _saved("alpha")
     ),
     "MulBackward0": Operator(_TWO, lambda _, a, b: torch.mul(a, b)),
-    "MulBackward1": Operator(
-        _X_ONLY, lambda number, x: torch.mul(x, number), _saved("other")
-    ),
-    "DivBackward1": Operator(
-        _X_ONLY, lambda number, x: torch.div(x, number), _saved("other")
-    ),
+    "MulBackward1": _of_one(torch.mul, "other"),
+    "DivBackward1": _of_one(torch.div, "other"),
     "NativeDropoutBackward0": Operator(
         (Operand(0), Operand(None, "result1")), _native_dropout, _saved("p")
     ),
     "DivBackward0": Operator(_TWO, lambda _, a, b: torch.div(a, b)),
-    "NegBackward0": _pointwise(torch.neg),
-    "TanhBackward0": _pointwise(torch.tanh),
-    "SigmoidBackward0": _pointwise(torch.sigmoid),
-    "ReluBackward0": Operator(
-        _X_ONLY, lambda _, x: torch.relu(x), edit=lambda _, x: torch.relu_(x)
-    ),
-    "RsqrtBackward0": _pointwise(torch.rsqrt),
-    "SiluBackward0": _pointwise(functional.silu, _X),
+    "NegBackward0": _of_one(torch.neg),
+    "TanhBackward0": _of_one(torch.tanh),
+    "SigmoidBackward0": _of_one(torch.sigmoid),
+    "ReluBackward0": _of_one(torch.relu, edit=lambda _, x: torch.relu_(x)),
+    "RsqrtBackward0": _of_one(torch.rsqrt),
+    "SiluBackward0": _of_saved(functional.silu),
     "GeluBackward0": Operator(
         _X,
-        lambda kind, x: functional.gelu(x, approximate=kind),
+        lambda options, x: functional.gelu(x, approximate=options[0]),
         _saved("approximate"),
     ),
-    "ExpBackward0": _pointwise(torch.exp),
-    "SqrtBackward0": _pointwise(torch.sqrt),
-    "ErfBackward0": _pointwise(torch.erf, _X),
-    "MishBackward0": _pointwise(functional.mish, _X),
-    "HardswishBackward0": _pointwise(functional.hardswish, _X),
-    "HardsigmoidBackward0": _pointwise(functional.hardsigmoid, _X),
-    "LeakyReluBackward0": Operator(
-        _X,
-        lambda slope, x: functional.leaky_relu(x, slope),
-        _saved("negative_slope"),
-    ),
-    "HardtanhBackward0": Operator(
-        _X,
-        lambda options, x: functional.hardtanh(x, *options),
+    "ExpBackward0": _of_one(torch.exp),
+    "SqrtBackward0": _of_one(torch.sqrt),
+    "ErfBackward0": _of_saved(torch.erf),
+    "MishBackward0": _of_saved(functional.mish),
+    "HardswishBackward0": _of_saved(functional.hardswish),
+    "HardsigmoidBackward0": _of_saved(functional.hardsigmoid),
+    "LeakyReluBackward0": _of_saved(functional.leaky_relu, "negative_slope"),
+    "HardtanhBackward0": _of_saved(
+        functional.hardtanh,
+        "min_val",
+        "max_val",
         edit=lambda options, x: functional.hardtanh_(x, *options),
-        settings=lambda node: (
-            saved_value(node, "min_val"),
-            saved_value(node, "max_val"),
-        ),
         shown="self",
     ),
-    "EluBackward0": Operator(
-        _X,
-        lambda options, x: _aten.elu(x, *options),
-        lambda node: tuple(
-            saved_value(node, name) for name in ("alpha", "scale", "input_scale")
-        ),
-    ),
-    "SoftplusBackward0": Operator(
-        _X,
-        lambda options, x: functional.softplus(x, *options),
-        lambda node: (saved_value(node, "beta"), saved_value(node, "threshold")),
-    ),
-    "GluBackward0": Operator(
-        _X, lambda dim, x: functional.glu(x, dim), _saved_dimension("dim")
-    ),
-    "PowBackward0": Operator(
-        _X, lambda exponent, x: torch.pow(x, exponent), _saved("exponent")
-    ),
+    "EluBackward0": _of_saved(_aten.elu, "alpha", "scale", "input_scale"),
+    "SoftplusBackward0": _of_saved(functional.softplus, "beta", "threshold"),
+    "GluBackward0": _of_saved(functional.glu, "dim"),
+    "PowBackward0": _of_saved(torch.pow, "exponent"),
     "ToCopyBackward0": Operator(_X_ONLY, lambda dtype, x: x.to(dtype), _dtype),
     "CloneBackward0": Operator(
         _X_ONLY, lambda _, x: x.clone(memory_format=torch.contiguous_format)
     ),
     "CatBackward0": Operator(
-        None, lambda dim, *parts: torch.cat(parts, dim), _saved_dimension("dim")
+        None, lambda options, *parts: torch.cat(parts, *options), _saved("dim")
     ),
     # ------------------------------------------------------------- norms and sums
-    "MeanBackward1": Operator(_X_ONLY, lambda options, x: x.mean(*options), _mean),
-    "SoftmaxBackward0": Operator(
-        _X_ONLY,
-        lambda dim, x: torch.softmax(x, dim),
-        _saved_dimension("dim"),
-    ),
-    "SafeSoftmaxBackward0": Operator(
-        _X_ONLY,
-        lambda dim, x: _aten._safe_softmax(x, dim),
-        _saved_dimension("dim"),
-    ),
+    "MeanBackward1": _of_one(torch.Tensor.mean, "dim", "keepdim"),
+    "SoftmaxBackward0": _of_one(torch.softmax, "dim"),
+    "SafeSoftmaxBackward0": _of_one(_aten._safe_softmax, "dim"),
     "NativeLayerNormBackward0": Operator(
         (
             Operand(0, "input"),
@@ -265,18 +201,14 @@ OPERATORS: Mapping[str, Operator] = {
             Operand(2, "bias"),
             Operand(None, is_epsilon=True),
         ),
-        _layer_norm,
+        lambda shape, x, *others: torch.native_layer_norm(x, *shape, *others),
         _saved("normalized_shape"),
         has_many=True,
     ),
     "NativeGroupNormBackward0": Operator(
         (Operand(0, "input"), Operand(1, "weight"), Operand(2)),
-        lambda options, x, weight, bias: torch.native_group_norm(
-            x, weight, bias, *options
-        ),
-        lambda node: tuple(
-            saved_value(node, name) for name in ("N", "C", "HxW", "group", "eps")
-        ),
+        lambda options, *own: torch.native_group_norm(*own, *options),
+        _saved("N", "C", "HxW", "group", "eps"),
         has_many=True,
     ),
     "NativeBatchNormBackward0": Operator(
@@ -288,7 +220,7 @@ OPERATORS: Mapping[str, Operator] = {
             Operand(None, "result2"),
         ),
         _batch_norm,
-        lambda node: (saved_value(node, "training"), saved_value(node, "eps")),
+        _saved("training", "eps"),
         has_many=True,
         is_fresh=True,
     ),
@@ -296,68 +228,33 @@ OPERATORS: Mapping[str, Operator] = {
     "MaxPool2DWithIndicesBackward0": Operator(
         (Operand(0, "self"), Operand(None, "result1")), _pooled, positions="result1"
     ),
-    "AvgPool2DBackward0": Operator(
-        _X,
-        lambda options, x: functional.avg_pool2d(x, *options),
-        lambda node: [saved_value(node, name) for name in _AVERAGE],
+    "AvgPool2DBackward0": _of_saved(
+        functional.avg_pool2d, *_AVERAGE, "divisor_override"
     ),
     "AdaptiveAvgPool2DBackward0": Operator(
         _X, lambda shape, x: functional.adaptive_avg_pool2d(x, shape[-2:]), _shape
     ),
-    "UpsampleNearest2DBackward0": Operator(
-        _X_ONLY, lambda options, x: _aten.upsample_nearest2d(x, *options), _sized
+    "UpsampleNearest2DBackward0": _of_one(
+        _aten.upsample_nearest2d, "output_size", *_SCALES
     ),
-    "UpsampleBilinear2DBackward0": Operator(
-        _X_ONLY,
-        lambda options, x: _aten.upsample_bilinear2d(x, *options),
-        lambda node: _sized(node, saved_value(node, "align_corners")),
+    "UpsampleBilinear2DBackward0": _of_one(
+        _aten.upsample_bilinear2d, "output_size", "align_corners", *_SCALES
     ),
-    "ConstantPadNdBackward0": Operator(
-        _X_ONLY, lambda pad, x: functional.pad(x, pad), _saved("pad")
-    ),
+    "ConstantPadNdBackward0": _of_one(functional.pad, "pad"),
     # ---------------------------------------------------------------------- views
-    "ViewBackward0": _view(lambda x, shape: x.view(shape), _shape),
-    "UnsafeViewBackward0": _view(lambda x, shape: x.view(shape), _shape),
-    "ReshapeAliasBackward0": _view(lambda x, shape: x.reshape(shape), _shape),
-    "ExpandBackward0": _view(lambda x, shape: x.expand(shape), _shape),
-    "TBackward0": _view(lambda x, _: x.t(), None),
-    "TransposeBackward0": _view(lambda x, dims: x.transpose(*dims), _transposed),
-    "PermuteBackward0": _view(
-        lambda x, dims: x.permute(dims),
-        lambda node: [_dimension(dim) for dim in saved_value(node, "dims")],
-    ),
-    "UnsqueezeBackward0": _view(
-        lambda x, dim: x.unsqueeze(dim), _saved_dimension("dim")
-    ),
-    "SqueezeBackward1": _view(lambda x, dim: x.squeeze(dim), _saved_dimension("dim")),
-    "SelectBackward0": _view(
-        lambda x, options: x.select(*options),
-        lambda node: (
-            _dimension(saved_value(node, "dim")),
-            _dimension(saved_value(node, "index")),
-        ),
-    ),
-    "UnbindBackward0": Operator(
-        _X_ONLY,
-        lambda dim, x: x.unbind(dim),
-        _saved_dimension("dim"),
-        is_view=True,
-        has_many=True,
-    ),
-    "SliceBackward0": _view(lambda x, options: _aten.slice(x, *options), _sliced),
-    "SplitBackward0": Operator(
-        _X_ONLY,
-        lambda options, x: x.split(*options),
-        _split,
-        is_view=True,
-        has_many=True,
-    ),
+    "ViewBackward0": _view(lambda shape, x: x.view(shape), _shape),
+    "UnsafeViewBackward0": _view(lambda shape, x: x.view(shape), _shape),
+    "ReshapeAliasBackward0": _view(lambda shape, x: x.reshape(shape), _shape),
+    "ExpandBackward0": _view(lambda shape, x: x.expand(shape), _shape),
+    "TBackward0": _of_view(torch.Tensor.t),
+    "TransposeBackward0": _of_view(torch.Tensor.transpose, "dim0", "dim1"),
+    "PermuteBackward0": _of_view(torch.Tensor.permute, "dims"),
+    "UnsqueezeBackward0": _of_view(torch.Tensor.unsqueeze, "dim"),
+    "SqueezeBackward1": _of_view(torch.Tensor.squeeze, "dim"),
+    "SelectBackward0": _of_view(torch.Tensor.select, "dim", "index"),
+    "UnbindBackward0": _of_view(torch.Tensor.unbind, "dim", has_many=True),
+    "SliceBackward0": _of_view(_aten.slice, "dim", "start", "end", "step"),
+    "SplitBackward0": _of_view(torch.Tensor.split, "split_size", "dim", has_many=True),
 }
 """By the name of the node. Results of other operators, such as matrix products,
 convolutions and attention, are not rebuilt."""
-
-
-def settings_of(kind: str, node: Any) -> Any:
-    """Return an operator's arguments besides tensors, from its node; None for none."""
-    settings = OPERATORS[kind].settings
-    return None if settings is None else settings(node)

@@ -15,8 +15,10 @@ changes them. A layer that does is kept from then on.
 from __future__ import annotations
 
 import functools
+import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import torch
@@ -29,6 +31,7 @@ from mimose.exactness.comparison import Comparison
 from mimose.exactness.guard import Found
 from mimose.exactness.layer import CONTAINED, Layer
 from mimose.exactness.side_effects import (
+    PLAIN,
     Context,
     FirstCall,
     Given,
@@ -38,6 +41,7 @@ from mimose.exactness.side_effects import (
 )
 from mimose.exceptions import MimoseError, first_line
 from mimose.inputs.compiled import SCRIPTED, code_in_graph
+from mimose.inputs.patch import hidden
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners.actions import RECOMPUTE
 from mimose.torch_private import (
@@ -55,10 +59,8 @@ from mimose.torch_private import (
     version_of,
 )
 from mimose.types import OnRecompute
-from mimose.worker import lock
 
 _TENSORS = frozenset((torch.Tensor, nn.Parameter))
-_PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
 _INFERENCE = "one of its input tensors was made under torch.inference_mode()"
 _EDITS_INPUT = "it edits its own input in place"
 _INPUT_EDITED = "its input was edited in place before its backward"
@@ -83,18 +85,20 @@ class Recompute:
     def run(self, call: Invocation, probe: Probe | None) -> Any:
         """Run the forward; a first call shows what it changes."""
         layer = call.layer
-        found = layer.guard.enter()
+        found = layer.enter()
         inputs = Inputs(call.args, call.kwargs)
         why = found.state.trouble or (_INFERENCE if inputs.has_inference else "")
         if why:
             layer.keep(why)
-        has_new_hooks = layer.guard.has_new_hooks
-        if has_new_hooks:
+        is_new = inputs.given.has_objects and not layer.is_known
+        if layer.has_new_hooks:
             layer.note_new_hooks()
-        is_new = has_new_hooks or (inputs.given.has_objects and not layer.is_known)
+            is_new = True
         # If ranks wait for each other, one must not keep what others recompute.
         if why or (is_new and not layer.waits):
-            return _kept(call, probe)
+            if probe is not None:
+                probe.trace.calls[probe.index].action = Keep.spec.name
+            return Keep().run(call, probe)
         away = self._send_away(call, probe)
         if away is not None:
             inputs = Inputs(call.args, call.kwargs, away)
@@ -111,26 +115,25 @@ class Recompute:
             found,
             on_recompute,
             is_whole=call.is_whole or probe is not None or comparison is not None,
+            lend=SavedTensors(layer.slots) if first is None else first.saved,
         )
-        if first is not None:
-            region.lend = first.saved
-        elif layer.slots:
-            region.lend = SavedTensors(layer.slots)
-        output = region.run(call.args, call.kwargs, is_first=first is not None)
+        output = region.run(call)
         why = ""
-        if first is not None:
-            is_contained = found.are_edited and layer.contained_edits(found)
+        if first is None:
+            layer.raise_if_changed_late(found)
+        else:
+            is_contained = any("." in name for _, name in found.edited())
             why = layer.learn(first) or (CONTAINED if is_contained else "")
-            region.found = layer.guard.left(found.state)
+            region.found = layer.left(found.state)
         if comparison is not None:
             comparison.take(output)
             why = why or _code_in(layer, output, region.began)
             if inputs.are_edited:
                 why = _EDITS_INPUT
-        layer.note_read(inputs.given)
+        layer.findings.read.append((layer, inputs.given))
         if why:  # at once, so that the next forward knows even if this one fails
             layer.keep(why)
-            layer.note_impure(why)
+            layer.findings.impure[layer] = why
         return output
 
     def _send_away(self, call: Invocation, probe: Probe | None) -> AwayInput | None:
@@ -147,14 +150,6 @@ def _code_in(layer: Layer, output: Any, began: int) -> str:
     if is_compiled:
         layer.note_compiled()
     return SCRIPTED if is_scripted else ""
-
-
-def _kept(call: Invocation, probe: Probe | None) -> Any:
-    """Keep a call that was planned to be recomputed."""
-    keep = Keep()
-    if probe is not None:
-        probe.trace.calls[probe.index].keep(keep.spec.name)
-    return keep.run(call, probe)
 
 
 class Inputs:
@@ -184,7 +179,7 @@ class Inputs:
         self._versions: list[int] = []
         self._seen: dict[int, Any] = {}
         self._spec: Any = None
-        if all(map(_is_plain, (*args, *kwargs.values()))):
+        if away is None and all(map(_is_plain, (*args, *kwargs.values()))):
             self._args = [self._again(value) for value in args]
             self._kwargs = {name: self._again(v) for name, v in kwargs.items()}
         else:
@@ -218,13 +213,13 @@ class Inputs:
 
     def again(self) -> tuple[Sequence[Any], Mapping[str, Any]]:
         """Return the arguments for a recomputation, with inputs from elsewhere."""
-        if self._spec is None and self._away is None:
-            return self._args, self._kwargs
-        found = None if self._away is None else {id(self._away): self._away.bring()}
-        args = [_filled(value, found) for value in self._args]
         if self._spec is None:
-            return args, {n: _filled(value, found) for n, value in self._kwargs.items()}
-        args, kwargs = pytree.tree_unflatten(args, self._spec)
+            return self._args, self._kwargs
+        leaves = self._args
+        if self._away is not None:
+            found = self._away.bring()
+            leaves = [found if leaf is self._away else leaf for leaf in leaves]
+        args, kwargs = pytree.tree_unflatten(leaves, self._spec)
         return args, kwargs
 
     def _again(self, value: Any) -> Any:
@@ -260,21 +255,12 @@ class Inputs:
         return again
 
 
-def _filled(value: Any, found: Mapping[int, torch.Tensor] | None) -> Any:
-    """Return an argument with each stand-in replaced by its tensor."""
-    if not found:
-        return value
-    if type(value) is tuple:
-        return tuple([_filled(item, found) for item in value])
-    return found.get(id(value), value)
-
-
 def _is_plain(value: Any) -> bool:
     """Whether an argument is a plain tensor, a number, or a tuple of these."""
     kind = type(value)
     if kind is tuple:
         return all(map(_is_plain, value))
-    return kind in _TENSORS or kind in _PLAIN
+    return kind in _TENSORS or kind in PLAIN
 
 
 class _Holder(dict[Any, torch.Tensor]):
@@ -285,71 +271,42 @@ class _Holder(dict[Any, torch.Tensor]):
     kind: _Kind
 
 
+@dataclass(eq=False)
 class Region:
     """One call of a layer, recomputed when a backward needs what it saved.
 
     See Note: [Regions].
-
-    Args:
-        layer: The layer.
-        inputs: Its inputs.
-        found: The state that the call found.
-        on_recompute: Called in the backward with the input tensors and a function that
-            recomputes. It must call this function and return its result.
-        is_whole: Whether a recomputation runs to its end.
-
-    Attributes:
-        found: The state that a recomputation must find.
-        lend: Tensors that the forward changes; each recomputation gets copies.
-        began: The number of autograd's next node when it began.
     """
 
-    def __init__(
-        self,
-        layer: Layer,
-        inputs: Inputs,
-        found: Found,
-        on_recompute: OnRecompute | None,
-        *,
-        is_whole: bool,
-    ) -> None:
-        self._layer = layer
-        self._inputs = inputs
-        self.found = found
-        self._on_recompute = on_recompute
-        self._is_whole = is_whole
-        self.lend: SavedTensors | None = None
-        self.has_run = False
+    layer: Layer
+    inputs: Inputs
+    found: Found
+    """The state that the call found, and a recomputation must find."""
+    on_recompute: OnRecompute | None
+    """Called in the backward with the input tensors and a function that recomputes. It
+    must call this function and return its result."""
+    is_whole: bool
+    """Whether a recomputation runs to its end."""
+    lend: SavedTensors
+    """Tensors that the forward changes; each recomputation gets copies."""
+    has_run: bool = False
+
+    def __post_init__(self) -> None:
         self._holders: list[weakref.ref[_Holder]] = []
-        devices = inputs.devices
-        if devices != layer.devices:
-            devices = tuple(dict.fromkeys((*layer.devices, *devices)))
+        devices = tuple(dict.fromkeys((*self.layer.devices, *self.inputs.devices)))
         self._context = Context(devices)
         self.began = next_sequence_number()
 
-    def run(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any], *, is_first: bool
-    ) -> Any:
-        """Run the forward on the caller's own arguments.
-
-        Args:
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
-            is_first: Whether the call shows what the layer changes.
-
-        Raises:
-            LateChangeError: It edited a tensor for the first time.
-        """
+    def run(self, call: Invocation) -> Any:
+        """Run the forward on the caller's own arguments."""
         outer = top_saved_hooks(False)
         try:
             push_saved_hooks(self._pack, self._unpack)
-            output = self._layer.forward(*args, **kwargs)
+            output = call.forward()
         finally:
             drop_saved_hooks(outer)
         self.has_run = True
-        if not is_first:
-            self._layer.raise_if_changed_late(self.found)
-        self._layer.note_way(len(self._holders), output, self.began)
+        self.layer.note_way(len(self._holders), output, self.began)
         return output
 
     def _pack(self, tensor: torch.Tensor) -> _Holder:
@@ -380,25 +337,24 @@ class Region:
             ChangedWeightsError: A weight was edited since the forward.
             RecomputationError: An argument was, or the forward saved other tensors.
         """
-        if self._inputs.are_edited:
-            self._layer.fail(_INPUT_EDITED)
+        if self.inputs.are_edited:
+            self.layer.fail(_INPUT_EDITED)
         only = wanted if task == NO_GRAPH_TASK else None
-        guard = self._layer.guard
         with (
             _GENERATORS,
-            guard.as_found(self.found, has_run=self.has_run),
+            self.layer.as_found(self.found, has_run=self.has_run),
             self._context.as_then(),
         ):
             is_same = self._recompute(task, only)
         if not is_same or task not in wanted:
-            self._layer.fail(_OTHER_TENSORS)
+            self.layer.fail(_OTHER_TENSORS)
 
     def _recompute(self, task: int, only: _Holder | None) -> bool:
         """Recompute; return whether the saved tensors are of the same kinds."""
         left = self._holders[::-1]
         is_same = True
         # If a layer takes a gradient in its forward, it has not saved everything yet.
-        runs_on = self._is_whole or self._layer.runs_to_end or self._layer.is_compiled
+        runs_on = self.is_whole or self.layer.runs_to_end or self.layer.is_compiled
         ends_early = not (self.has_run and runs_on)
 
         def pack(tensor: torch.Tensor) -> torch.Tensor:
@@ -407,7 +363,9 @@ class Region:
                 if ends_early:  # the layer caught the first StopRecomputation
                     raise StopRecomputation
                 is_same = False
-                return _aside(tensor)
+                # An operator may edit what it saves. Then its history contains the
+                # operator, and the graph would hold itself in a cycle.
+                return tensor.detach()
             if tensor.requires_grad:
                 tensor = tensor.detach()
             holder = left.pop()()
@@ -422,18 +380,18 @@ class Region:
 
         outer = top_saved_hooks(False)
         try:
-            push_saved_hooks(pack, _same)
-            if self._on_recompute is None:
+            push_saved_hooks(pack, lambda tensor: tensor)
+            if self.on_recompute is None:
                 self._forward()
             else:
-                self._on_recompute(self._forward, self._inputs.tensors)
+                self.on_recompute(self._forward, self.inputs.tensors)
         except StopRecomputation:
             pass
         except Exception as error:
             if is_out_of_memory(error) or isinstance(error, (MimoseError, OSError)):
                 raise  # an error of the device or the system, not of the layer
             why = f"its second run raised {type(error).__name__}: {first_line(error)}"
-            self._layer.fail(why, error)
+            self.layer.fail(why, error)
         finally:
             drop_saved_hooks(outer)
         return is_same and not left
@@ -441,29 +399,18 @@ class Region:
     def _forward(self) -> Any:
         """Run the forward in the state in which the call began."""
         self._context.draw_again()
-        if self.lend is not None:
-            self.lend.lend()
-        args, kwargs = self._inputs.again()
+        self.lend.lend()
+        args, kwargs = self.inputs.again()
         with torch.enable_grad():
-            return self._layer.forward(*args, **kwargs)
+            return self.layer.forward(*args, **kwargs)
 
 
-_GENERATORS = lock()
+_GENERATORS = threading.RLock()
 """All threads share torch's generators, so only one backward at a time may restore its
 forward's state and draw."""
-
-_aside = torch.Tensor.detach
-"""Detaches a tensor that an operator edits and saves. Its history contains the
-operator, so the graph would hold itself in a cycle that is never freed."""
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor
 
 
 @functools.cache
 def _untraced() -> Callable[[Region, _Holder, int], None]:
     """Return `Region.recompute`, hidden from a compiler that traces the backward."""
-    disable: Any = torch.compiler.disable
-    hidden: Callable[[Region, _Holder, int], None] = disable(Region.recompute)
-    return hidden
+    return hidden(Region.recompute)

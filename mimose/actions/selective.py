@@ -12,12 +12,12 @@ that still exist. The results of matrix products, convolutions and attention sta
 module of the layer is replaced, and no dispatch mode is needed.
 
 A recipe says how to rebuild: positions of nodes and names of what they saved, as plain
-data. It is made once for each kind of layer and graph. Before anything is dropped,
-everything that the recipe rebuilds is compared bit by bit with the saved tensors: in
-the call for which it was made, and in each layer's first measured call with enough
-memory. After that the graph and the layout of its tensors must be the same. All other
-arguments of an operator are read from its node, and an epsilon from the module that
-owns the norm's weight.
+data. It is made once for each kind of layer and graph. In the call for which it is
+made, before anything is dropped, everything that it rebuilds is compared bit by bit
+with the saved tensors. After that the graph and the layout of its tensors must be the
+same, and in each backward a sum over each rebuilt storage. All other arguments of an
+operator are read from its node, and an epsilon from the module that owns the norm's
+weight.
 
 Note: [Positions]
 Nodes are numbered in the order of one walk from the outputs, and all other data has
@@ -33,7 +33,6 @@ so that is an error.
 from __future__ import annotations
 
 import collections
-import contextlib
 import enum
 import itertools
 import math
@@ -51,14 +50,13 @@ from torch import nn
 
 from mimose.actions.base import Invocation, Probe
 from mimose.actions.flags import pack_flags, unpack_flags
-from mimose.actions.host import Host
-from mimose.actions.keep import Keep, why_saved_is_hidden
-from mimose.actions.operators import OPERATORS, Operand, settings_of
+from mimose.actions.keep import KeepLess
+from mimose.actions.operators import OPERATORS, Operand
 from mimose.exactness.layer import Layer
 from mimose.exceptions import RecomputationError, first_line
 from mimose.inputs.describe import argument_tensors
 from mimose.memory.out_of_memory import is_out_of_memory
-from mimose.planners import ActionSpec
+from mimose.planners.actions import KEEP, SELECTIVE
 from mimose.tensors import (
     bits,
     different_bits,
@@ -79,6 +77,7 @@ from mimose.torch_private import (
     saved_value,
     sequence_number,
     storage_key,
+    without_autocast,
 )
 from mimose.types import Measured
 
@@ -103,8 +102,6 @@ gradient flows."""
 _NOWHERE: Edge = ("", 0, 0)
 _OUTSIDE: Edge = ("outside", 0, 0)
 _NO_SHAPE = torch.Size(())
-_KINDS: dict[type, str] = {}
-"""Names of nodes by their Python type, for types with one name."""
 
 
 class Value(NamedTuple):
@@ -131,7 +128,7 @@ class Ran:
         module: The layer.
         given: Its input tensors, each with its path among the arguments.
         outputs: Its outputs that have a graph.
-        edited: The numbers of inputs that were edited in place.
+        edited: By input, whether it was edited in place.
         began: The sequence number at its entry; older nodes do not belong to it.
 
     Raises:
@@ -151,7 +148,7 @@ class Ran:
         module: nn.Module,
         given: Several[tuple[str, torch.Tensor]],
         outputs: Several[torch.Tensor],
-        edited: tuple[int, ...],
+        edited: tuple[bool, ...],
         began: int,
     ) -> None:
         self.module, self.outputs, self._edited = module, outputs, edited
@@ -192,7 +189,7 @@ class Ran:
         """Number a node; return whether it belongs to the layer."""
         if node in self._number:
             return True
-        kind = _KINDS.get(type(node)) or _kind_of(node)
+        kind = _kind_of(node)
         if kind != ACCUMULATE and sequence_number(node) < began:
             return False
         self._number[node] = len(self.nodes)
@@ -226,8 +223,6 @@ def _kind_of(node: Any) -> str:
     name: str = node.name()
     if name == _BATCH_NORM and not saved_value(node, "training"):
         return f"{name} in evaluation mode"
-    if name == ACCUMULATE or (name in OPERATORS and name != _BATCH_NORM):
-        _KINDS[type(node)] = name
     return name
 
 
@@ -307,7 +302,8 @@ class Graph:
             return None
         value = Value(number, 0)
         output, operand = self.slot_of.get(value), self.slots[storage.slots[0]]
-        return value if output and _lie_alike(self.slots[output], operand) else None
+        are_alike = output and _lies(self.slots[output]) == _lies(operand)
+        return value if are_alike else None
 
     def _cloned(self, slot: Slot) -> Value | None:
         """Return the operand of which a node that edits it in place saved a copy."""
@@ -345,14 +341,10 @@ class Graph:
         return operator is not None and operator.positions == slot.name
 
 
-def _lie_alike(one: torch.Tensor, other: torch.Tensor) -> bool:
-    """Whether two tensors have the same layout, in storages of the same size."""
-    return (
-        one.shape == other.shape
-        and one.stride() == other.stride()
-        and one.storage_offset() == other.storage_offset()
-        and one.untyped_storage().nbytes() == other.untyped_storage().nbytes()
-    )
+def _lies(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], int, int]:
+    """Return shape, strides and offset of a tensor, and the bytes of its storage."""
+    offset, storage = int(tensor.storage_offset()), tensor.untyped_storage()
+    return tensor.shape, tensor.stride(), offset, storage.nbytes()
 
 
 def _key(tensor: torch.Tensor) -> int:
@@ -710,7 +702,7 @@ def comes_out(recipe: Recipe, graph: Graph, slots: Iterable[Slot]) -> bool:
         try:
             # One at a time: together they would need as much memory as is to be freed.
             made = Rebuild(recipe).value(target, sources)
-            now = _placed(made, was.shape, was.stride(), int(was.storage_offset()))
+            now = _placed(made, *_lies(was)[:3])
         except RuntimeError as error:  # another layout, or an operator fails
             if is_out_of_memory(error):
                 raise
@@ -735,9 +727,6 @@ def _placed(
 # ------------------------------------------------------------------ the backward
 
 
-_OTHERWISE = "what it saved was rebuilt to something else"
-
-
 class Place(NamedTuple):
     """The layout of a dropped tensor, and its sources.
 
@@ -755,31 +744,19 @@ class Place(NamedTuple):
     sources: Mapping[int, Any]
 
 
+@dataclass(eq=False)
 class Rebuild:
-    """Rebuilds what one call dropped, each tensor once while it is needed.
+    """Rebuilds what one call dropped, each tensor once while it is needed."""
 
-    Args:
-        recipe: The call's recipe.
-        layer: The layer, not its call; None for a trial.
-        action: The name of the action.
-        measured: Where the bytes are counted that operators read and write.
-    """
+    recipe: Recipe
+    layer: Layer | None = None
+    """The layer, not its call; None for a trial."""
+    measured: Measured | None = None
+    """Where the bytes are counted that operators read and write."""
 
-    __slots__ = ("_action", "_layer", "_left", "_made", "_measured", "_recipe", "_task")
-
-    def __init__(
-        self,
-        recipe: Recipe,
-        layer: Layer | None = None,
-        action: str = "",
-        measured: Measured | None = None,
-    ) -> None:
-        self._recipe = recipe
-        self._measured = measured
-        self._layer = layer
-        self._action = action
+    def __post_init__(self) -> None:
         self._made: dict[int, Any] = {}
-        self._left = list(recipe.readers)
+        self._left = list(self.recipe.readers)
         self._task = NO_GRAPH_TASK
 
     def unpack(self, place: Place) -> torch.Tensor:
@@ -793,13 +770,9 @@ class Rebuild:
         """
         task = current_graph_task()
         if task != self._task or task == NO_GRAPH_TASK:
-            self._task, self._left = task, list(self._recipe.readers)
+            self._task, self._left = task, list(self.recipe.readers)
             self._made.clear()
-        accelerator = torch.accelerator.current_accelerator()
-        kinds = ["cpu"] if accelerator is None else ["cpu", accelerator.type]
-        with torch.no_grad(), contextlib.ExitStack() as stack:
-            for kind in filter(torch.is_autocast_enabled, kinds):
-                stack.enter_context(torch.autocast(kind, enabled=False))
+        with torch.no_grad(), without_autocast():
             try:
                 rebuilt = self.value(place.step, place.sources)
             except RecomputationError:
@@ -817,15 +790,16 @@ class Rebuild:
 
     def _compare(self, was: torch.Tensor, now: torch.Tensor) -> None:
         """Compare two sums; on an accelerator by a deferred device check."""
-        flag = different_bits(was, now)
-        if flag is True:
-            self._fail(_OTHERWISE)
-        elif flag is not False and self._layer is not None:
-            self._layer.device_checks.defer([flag], self._take_answers)
 
-    def _take_answers(self, answers: Several[bool]) -> None:
-        if any(answers):
-            self._fail(_OTHERWISE)
+        def tell(differ: Several[bool]) -> None:
+            if any(differ):
+                self._fail("what it saved was rebuilt to something else")
+
+        flag = different_bits(was, now)
+        if isinstance(flag, bool):
+            tell([flag])
+        elif self.layer is not None:
+            self.layer.findings.defer([flag], tell)
 
     def _fail(self, why: str) -> NoReturn:
         """Exclude the action for the layer, and raise an error that names it.
@@ -833,12 +807,12 @@ class Rebuild:
         Raises:
             RecomputationError: Always, except in a trial.
         """
-        if self._layer is None:
+        if self.layer is None:
             raise RuntimeError(why)
-        self._layer.exclude(self._action, why)
+        self.layer.exclude(SELECTIVE.name, why)
         msg = (
-            f"{self._layer.name} cannot be rebuilt: {why}. From now on mimose does not "
-            f"use {self._action!r} for it. This step's gradients are incomplete: zero "
+            f"{self.layer.name} cannot be rebuilt: {why}. From now on mimose does not "
+            f"use 'selective' for it. This step's gradients are incomplete: zero "
             f"them and go on, or run steps with session.step(closure), which repeats "
             f"such a step"
         )
@@ -850,7 +824,7 @@ class Rebuild:
         is_last = self._left[index] <= 0
         if index in self._made:
             return self._made.pop(index) if is_last else self._made[index]
-        step = self._recipe.steps[index]
+        step = self.recipe.steps[index]
         source = sources[index]
         if step.source is Source.RUN:
             operands = [self.value(operand, sources) for operand in step.operands]
@@ -876,47 +850,37 @@ class Rebuild:
 
     def _count(self, *tensors: Any, times: int = 1) -> None:
         """Count the bytes of what kernels read and write, in measured steps."""
-        if self._measured is not None:
+        if self.measured is not None:
             moved = sum(t.nbytes for t in tensors_in(tensors))
-            self._measured.moved_bytes += times * moved
+            self.measured.moved_bytes += times * moved
 
     def _is_mine(self, index: int) -> bool:
         """Whether a step's result is a new tensor that one backward reads once."""
-        step = self._recipe.steps[index]
-        if self._recipe.readers[index] > 1:
+        step = self.recipe.steps[index]
+        if self.recipe.readers[index] > 1:
             return False
         if step.source is Source.PART:
-            step = self._recipe.steps[step.operands[0]]
+            step = self.recipe.steps[step.operands[0]]
         return step.source is Source.RUN and OPERATORS[step.name].is_fresh
 
 
-class Dropped(NamedTuple):
-    """What a call has dropped."""
-
-    n_bytes: float = 0.0
-    """The freed bytes, minus those held in their place."""
-    copied_bytes: float = 0.0
-    """The bytes of copies of weights among them: Note: [Copies] of
-    `mimose.cost.measured`."""
-
-
 def drop(
-    recipe: Recipe,
-    ran: Ran,
-    layer: Layer,
-    action: str,
-    measured: Measured | None = None,
-) -> Dropped:
+    recipe: Recipe, ran: Ran, layer: Layer, measured: Measured | None = None
+) -> int:
     """Drop what a recipe can rebuild, with hooks that rebuild it in the backward.
 
     Args:
         recipe: A recipe that fits this call.
         ran: The call.
         layer: The layer.
-        action: The name of the action.
-        measured: The call's measurements, in a measured step.
+        measured: The call's measurements, in a measured step. They get the bytes of
+            the copies of weights that are dropped: Note: [Copies] of
+            `mimose.cost.measured`.
+
+    Returns:
+        The freed bytes, minus those held in their place.
     """
-    rebuild = Rebuild(recipe, layer, action, measured)
+    rebuild = Rebuild(recipe, layer, measured)
     sources = _sources(recipe, ran)
     freed: dict[object, int] = {}
     copied = 0
@@ -925,8 +889,8 @@ def drop(
     for slot, step in drops:
         node, own = ran.nodes[slot.node], recipe.steps[step]
         tensor = saved_value(node, slot.name).detach()
-        n_bytes = tensor.untyped_storage().nbytes()
-        total = None
+        lies, total = _lies(tensor), None
+        n_bytes = lies[-1]
         key = slot if slot in recipe.shown else step
         if key not in freed:
             freed[key] = n_bytes
@@ -940,13 +904,14 @@ def drop(
                 freed[key] -= sources[step][0].untyped_storage().nbytes()
             elif slot not in recipe.shown:  # its substitute has another sum
                 total = _sum_of(tensor)
-        lies = tensor.shape, tensor.stride(), int(tensor.storage_offset()), n_bytes
         taken = {index: sources[index] for index in recipe.needs[step]}
         place = Place(step, *lies, total, taken)
         del tensor
         handle = saved_handle(node, slot.name)
         handle.register_hooks(partial(_instead, place), rebuild.unpack)
-    return Dropped(float(sum(freed.values())), float(copied))
+    if measured is not None:
+        measured.dropped_copies = min(float(copied), measured.copied_bytes)
+    return sum(freed.values())
 
 
 def _instead(place: Place, tensor: torch.Tensor) -> Place:
@@ -976,7 +941,7 @@ def _sources(recipe: Recipe, ran: Ran) -> dict[int, Any]:
 def _source(step: Step, ran: Ran) -> Any:
     nodes = ran.nodes
     if step.source is Source.RUN:
-        return settings_of(step.name, nodes[step.node])
+        return OPERATORS[step.name].settings(nodes[step.node])
     if step.source is Source.EPSILON:
         return getattr(ran.module.get_submodule(step.argument), step.name)
     if step.source in (Source.SAVED, Source.WHOLE):
@@ -1079,33 +1044,15 @@ def _pack_noise(tensor: torch.Tensor) -> _Packed:
 # ------------------------------------------------------------------ the action
 
 
-_Known: TypeAlias = tuple[Recipe, MutableMapping[nn.Module, bool]]
-"""A recipe, and for each layer where it was compared in full, whether it was right."""
+class Selective(KeepLess):
+    """Holds the results of matrix products and the like, and rebuilds the rest."""
 
+    spec = SELECTIVE
 
-class Selective:
-    """Holds the results of matrix products and the like, and rebuilds the rest.
-
-    Args:
-        spec: The action's spec.
-    """
-
-    def __init__(self, spec: ActionSpec) -> None:
-        self.spec = spec
-        self._keep = Keep()
-        self._known: MutableMapping[object, list[_Known]] = cachetools.LRUCache(
-            _MOST_KINDS
-        )
+    def __init__(self) -> None:
+        self._known: cachetools.LRUCache[object, list[Recipe]]
+        self._known = cachetools.LRUCache(_MOST_KINDS)
         self._n_made: MutableMapping[nn.Module, int] = weakref.WeakKeyDictionary()
-
-    def anew(self, host: Host | None) -> Selective:
-        """Return the same action without recipes, for another session."""
-        del host
-        return Selective(self.spec)
-
-    def why_not(self, layer: Layer) -> str | None:
-        """Return why nothing of a call can be dropped."""
-        return why_saved_is_hidden(layer)
 
     def run(self, call: Invocation, probe: Probe | None) -> Any:
         """Run the forward, and drop what can be rebuilt."""
@@ -1113,58 +1060,45 @@ class Selective:
         given = list(argument_tensors(call.args, call.kwargs))
         inputs = [tensor for _, tensor in given]
         versions = list(map(version, inputs))
-        output = self._keep.run(call, probe)
-        kept, may_make, may_try = 0.0, True, False
+        output = super().run(call, probe)
+        kept, may_make = 0.0, True
         measured: Measured | None = None
         if probe is not None:
             trace, measured = probe.trace, probe.trace.calls[probe.index]
             trace.mark("ran", probe.index)
-            kept = measured.held_bytes.get(self._keep.spec.name, 0.0)
+            kept = measured.held_bytes.get(KEEP.name, 0.0)
             # A trial may need as much memory as the call holds.
-            may_make, may_try = kept <= trace.room_bytes, kept <= trace.spare_bytes
+            may_make = kept <= trace.room_bytes
         outputs = [t for t in tensors_in(output) if t.grad_fn is not None]
-        edited = tuple(
-            number
-            for number, tensor in enumerate(inputs)
-            if version(tensor) != versions[number]
-        )
-        dropped: Dropped | None = Dropped()
+        pairs = zip(inputs, versions, strict=True)
+        edited = tuple(version(tensor) != before for tensor, before in pairs)
+        freed: int | None = 0
         try:
             ran = Ran(call.layer.module, given, outputs, edited, began)
-            dropped = self._let_go(
-                ran, call.layer, measured, may_try=may_try, may_make=may_make
-            )
+            freed = self._let_go(ran, call.layer, measured, may_make=may_make)
         except (LookupError, TypeError, ValueError, RuntimeError) as error:
             # An operator failed in a trial; nothing was dropped yet.
             if is_out_of_memory(error):
                 raise
             call.layer.exclude(self.spec.name, f"{type(error).__name__}: {error}")
         if measured is not None:
-            if dropped is None:
-                measured.keep(self._keep.spec.name)
+            if freed is None:
+                measured.action = KEEP.name
             else:
-                measured.set_held(self.spec.name, max(0.0, kept - dropped.n_bytes))
-                measured.drop_copies(dropped.copied_bytes)
+                measured.held_bytes[self.spec.name] = max(0.0, kept - freed)
         return output
 
     def _let_go(
-        self,
-        ran: Ran,
-        layer: Layer,
-        measured: Measured | None,
-        *,
-        may_try: bool,
-        may_make: bool,
-    ) -> Dropped | None:
-        """Drop what a recipe rebuilds.
+        self, ran: Ran, layer: Layer, measured: Measured | None, *, may_make: bool
+    ) -> int | None:
+        """Drop what a recipe rebuilds; return the freed bytes.
 
         Args:
             ran: The call, with nothing dropped yet.
             layer: The layer.
             measured: The call's measurements, in a measured step.
-            may_try: Whether a known recipe may be compared in full, which takes memory
-                that no plan has counted.
-            may_make: Whether a recipe may be made, which takes as much.
+            may_make: Whether a recipe may be made, which takes memory that no plan has
+                counted.
 
         Returns:
             None if a recipe is missing and must not be made now.
@@ -1172,25 +1106,18 @@ class Selective:
         with torch.no_grad():
             key = ran.signature()
             known = self._known.get(key)
-            for recipe, tried in known or ():
-                came_out = tried.get(ran.module)
-                if came_out is False or looks(recipe.slots, ran) != recipe.looks:
-                    continue
-                if came_out is None and may_try:
-                    slots = [slot for slot, _ in recipe.drops]
-                    came_out = comes_out(recipe, Graph(ran), slots)
-                    tried[ran.module] = came_out
-                if came_out is not False:
-                    return drop(recipe, ran, layer, self.spec.name, measured)
+            for recipe in known or ():
+                if looks(recipe.slots, ran) == recipe.looks:
+                    return drop(recipe, ran, layer, measured)
             n_made = self._n_made.get(ran.module, 0)
             if known == [] or n_made >= _MOST_MADE:
-                return Dropped()
+                return 0
             if not may_make:
                 return None
             self._n_made[ran.module] = n_made + 1
             made = make_recipe(ran)
             self._known[key] = known = known or []
             if made is None:
-                return Dropped()
-            known.append((made, weakref.WeakKeyDictionary({ran.module: True})))
-            return drop(made, ran, layer, self.spec.name, measured)
+                return 0
+            known.append(made)
+            return drop(made, ran, layer, measured)

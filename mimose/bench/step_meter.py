@@ -8,7 +8,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from mimose.memory.meters import AllocatorMeter, Meter, ProcessMeter, Reading, Usage
+from mimose.memory.meters import AllocatorMeter, Meter, ProcessMeter, Usage
 
 
 class _OverResets(Meter):
@@ -64,7 +64,7 @@ class _Level(Meter):
         """Start a new peak."""
         self._allocator.reset_peak()
 
-    def read(self) -> Reading:
+    def read(self) -> tuple[int, int]:
         """Return level and peak from one reading."""
         return self._allocator.read()
 
@@ -93,23 +93,26 @@ class ReservedStepMeter(AllocatorMeter):
     def begin_step(self) -> int:
         """Forget all peaks, and return the bytes of the blocks in use."""
         self.reset_peak()
-        usage = self._look()
+        usage = self.usage()
         self._highest_bytes = usage.reserved_bytes
         return usage.allocated_bytes
 
     def step_peak_bytes(self) -> int:
         """Return the most reserved at any moment since `begin_step`."""
-        self._look()
+        self.usage()
         return self._highest_bytes
 
     def resting_bytes(self) -> int:
         """Return the bytes reserved between steps, cached blocks freed."""
         return self.held_bytes()
 
-    def _look(self) -> Usage:
-        usage = super()._look()
+    def usage(self) -> Usage:
+        """Return all numbers of the allocator, and keep its peak."""
+        before, self._reserved_peak_bytes = self._reserved_peak_bytes, 0
+        usage = super().usage()
         self._highest_bytes = max(self._highest_bytes, usage.reserved_peak_bytes)
-        return usage
+        self._reserved_peak_bytes = max(before, usage.reserved_peak_bytes)
+        return usage._replace(reserved_peak_bytes=self._reserved_peak_bytes)
 
 
 AnyStepMeter: TypeAlias = StepMeter | DeviceStepMeter | ReservedStepMeter

@@ -21,18 +21,16 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import difflib
 import importlib.metadata
 import inspect
 import io
 import json
 import os
-import re
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mimose.exceptions import MimoseError
 from mimose.report.columns import named, terminal_width, wrapped
@@ -53,30 +51,6 @@ _BENCH = ("filelock", "matplotlib", "rich", "tokenizers", "transformers")
 """Packages that ``mimose bench`` needs."""
 
 
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line, without a list of all options."""
-
-    def __init__(self, **texts: Any) -> None:
-        keeps_lines = argparse.RawDescriptionHelpFormatter
-        super().__init__(formatter_class=keeps_lines, **texts)
-
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        """Parse; unknown options of a command are its own error, not its parent's."""
-        found, unknown = super().parse_known_args(args, namespace)
-        if unknown:
-            self.error(f"unknown arguments: {' '.join(unknown)}")
-        return found, unknown
-
-    def error(self, message: str) -> NoReturn:
-        """Write the message with the nearest known option or choice, and exit."""
-        wrong = re.search(r"(?:arguments: |choice: ')([-\w]+)", message)
-        _, _, choices = message.partition("choose from")
-        known = [*self._option_string_actions, *re.findall(r"[-\w]+", choices)]
-        near = difflib.get_close_matches(wrong[1], known, 1) if wrong else []
-        hint = "".join(f"; did you mean {name}?" for name in near)
-        self.exit(2, f"{self.prog}: {message}{hint}; see {self.prog} --help\n")
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command.
 
@@ -86,33 +60,22 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Returns:
         The exit status of the process.
     """
-    status = _UNREAD
-    try:
-        with contextlib.suppress(BrokenPipeError):
-            status = _run(arguments)
-    finally:
-        try:
-            sys.stdout.flush()
-        except BrokenPipeError:  # a flush at exit would fail again
-            status = _UNREAD
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, sys.stdout.fileno())
-            os.close(nowhere)
-    return status
-
-
-def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     try:
         status: int = options.do(options)
+        sys.stdout.flush()
     except UsageError as error:
         sys.stderr.write(f"mimose {options.command}: {error}\n")
         status = _UNUSABLE
+    except BrokenPipeError:  # a flush at exit would fail again
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        status = _UNREAD
     return status
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = _Parser(prog="mimose", description=__doc__)
+    how: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
+    parser = argparse.ArgumentParser("mimose", description=__doc__, **how)
     try:
         version = importlib.metadata.version("mimose")
     except importlib.metadata.PackageNotFoundError:
@@ -126,14 +89,17 @@ def _parser() -> argparse.ArgumentParser:
             do.__name__.strip("_"),
             help=first[0].lower() + first[1:],
             description=text,
+            **how,
         )
         for option in options:
             _add(command, *option)
-        command.set_defaults(do=do, default_of=command.get_default)
+        command.set_defaults(do=do)
     return parser
 
 
-def _add(parser: _Parser, flag: str, kind: Any, default: Any, text: str) -> None:
+def _add(
+    parser: argparse.ArgumentParser, flag: str, kind: Any, default: Any, text: str
+) -> None:
     flag, _, metavar = flag.partition(" ")
     if kind is bool:
         parser.add_argument(flag, action="store_true", help=text)
@@ -142,17 +108,13 @@ def _add(parser: _Parser, flag: str, kind: Any, default: Any, text: str) -> None
     if flag.startswith("--"):
         how["default"] = default
     if default is not None:
-        shown = (
-            default if not isinstance(default, tuple) else ",".join(map(str, default))
-        )
-        text += f" (default: {shown})"
+        shown = default if isinstance(default, tuple) else (default,)
+        text += f" (default: {','.join(map(str, shown))})"
     parser.add_argument(flag, metavar=metavar or None, help=text, **how)
 
 
 def _write(lines: Sequence[str]) -> None:
-    """Write to the standard output; ignore a reader that has closed it."""
-    with contextlib.suppress(BrokenPipeError):
-        sys.stdout.write("\n".join(lines) + "\n")
+    sys.stdout.write("\n".join(lines) + "\n")
 
 
 def _shown(options: _Options, out: Path, do: Callable[[], int]) -> int:
@@ -247,7 +209,6 @@ def _advise(options: _Options) -> int:
     from mimose.bench.advise.command import again, ask
     from mimose.bench.advise.methods import METHODS
     from mimose.bench.advise.settings import Settings
-    from mimose.bench.device import need_device
 
     if options.list:
         methods = [(each.name, each.what) for each in METHODS.values()]
@@ -256,20 +217,12 @@ def _advise(options: _Options) -> int:
     try:
         with _usage_errors():
             if options.show:
-                _need_none_for_measuring(options)
                 out = options.out or options.show.parent
                 status, lines = again(options.show, out, options.budget, options.json)
             else:
-                needed = ("model", "the model to train"), ("budget", "its memory")
-                missing = [
-                    f"--{name} ({what})"
-                    for name, what in needed
-                    if not vars(options)[name]
-                ]
-                if missing:
-                    msg = f"give {' and '.join(missing)}"
+                if not (options.model and options.budget):
+                    msg = "give --model, the model to train, and --budget, its memory"
                     raise UsageError(msg)
-                need_device(options.device)
                 settings = Settings(
                     source=options.model,
                     model=options.model,
@@ -289,21 +242,6 @@ def _advise(options: _Options) -> int:
         return _INTERRUPTED
     _write(lines)
     return status
-
-
-def _need_none_for_measuring(options: _Options) -> None:
-    used = {"command", "do", "default_of", "list", "budget", "show", "json", "out"}
-    given = [
-        f"--{name}"
-        for name, value in vars(options).items()
-        if name not in used and value != options.default_of(name)
-    ]
-    if given:
-        msg = (
-            f"--show answers from saved readings, which {', '.join(given)} cannot "
-            f"change: leave that out, or measure again with --model"
-        )
-        raise UsageError(msg)
 
 
 def _bench(options: _Options) -> int:
@@ -354,12 +292,9 @@ def _grid(options: _Options) -> GridSettings:
     from mimose.bench.device import need_device
     from mimose.bench.grid.runner import GridSettings, raise_if_impossible
     from mimose.bench.grid.traces import from_file
-    from mimose.bench.grid.workloads import workload_named
+    from mimose.bench.grid.workloads import DEFAULT, workload_named
 
-    if options.model and ":" not in options.model:
-        msg = f"--model {options.model}: write it as module:function"
-        raise UsageError(msg)
-    chosen = options.workloads or ([] if options.model else _by_default(options))
+    chosen = options.workloads or ([] if options.model else DEFAULT)
     workloads = tuple(dict.fromkeys([*chosen, *filter(None, [options.model])]))
     strategies = _strategies(options.strategies)
     need_device(options.device)
@@ -394,17 +329,8 @@ def _strategies(chosen: Sequence[str] | None) -> tuple[str, ...]:
     from mimose.bench.grid.strategies import STRATEGIES
 
     strategies = tuple(dict.fromkeys(["none", *(chosen or STRATEGIES)]))
-    unknown = [name for name in strategies if name not in STRATEGIES]
-    if unknown:
-        meant = [
-            near
-            for name in unknown
-            for near in difflib.get_close_matches(name, STRATEGIES)
-        ]
-        advice = f"choose from {', '.join(STRATEGIES)}"
-        if meant:
-            advice = f"did you mean {', '.join(meant)}?"
-        msg = f"no strategy is called {', '.join(unknown)}; {advice}"
+    for name in set(strategies) - set(STRATEGIES):
+        msg = f"no strategy is called {name}; choose from {', '.join(STRATEGIES)}"
         raise UsageError(msg)
     if not any(STRATEGIES[name].heeds_budget for name in strategies):
         msg = (
@@ -413,24 +339,6 @@ def _strategies(chosen: Sequence[str] | None) -> tuple[str, ...]:
         )
         raise UsageError(msg)
     return strategies
-
-
-def _by_default(options: _Options) -> list[str]:
-    """Return the default workloads; with --lengths those that have these sizes."""
-    from mimose.bench.grid.traces import columns_of
-    from mimose.bench.grid.workloads import DEFAULT, WORKLOADS
-
-    if not options.lengths:
-        return list(DEFAULT)
-    given = columns_of(options.lengths)
-    found = [name for name in DEFAULT if set(WORKLOADS[name].sizes) <= set(given)]
-    if not found:
-        msg = (
-            f"{options.lengths} has the columns {', '.join(given)}, which no default "
-            f"workload has: name a workload with --workloads (see --list)"
-        )
-        raise UsageError(msg)
-    return found
 
 
 def _list() -> int:
@@ -465,8 +373,7 @@ def _report(options: _Options) -> int:
       1    a step was over the budget; the page is written too
       2    not possible: wrong options, an unreadable file, a missing package
     """
-    from mimose.report.headline import figures, headline, verdict
-    from mimose.report.page import write_page
+    from mimose.report.page import figures, headline, verdict, write_page
 
     if options.tensorboard is not None:
         need("tensorboard", "tensorboard")
@@ -511,17 +418,8 @@ def _read(path: Path) -> tuple[Path, list[StepRecord]]:
 
     if path.is_dir():
         path /= "records.jsonl"
-        if not path.exists():
-            msg = f"there is no {path.name} in {path.parent}: give the file that "
-            msg += "attach(record_to=...) wrote"
-            raise UsageError(msg)
-    try:
-        with _usage_errors(MimoseError):
-            records = read_records(path)
-    except UnicodeDecodeError as error:
-        msg = f"cannot read {path}: it is not a text file; give the file that "
-        msg += "attach(record_to=...) wrote"
-        raise UsageError(msg) from error
+    with _usage_errors(MimoseError, UnicodeDecodeError):
+        records = read_records(path)
     if not records:
         msg = f"{path} has no record of a complete step"
         raise UsageError(msg)
@@ -529,7 +427,6 @@ def _read(path: Path) -> tuple[Path, list[StepRecord]]:
 
 
 _DTYPES = ("float32", "bfloat16")
-_SCALES = ("tiny", "small", "base")
 _SHARES = (0.35, 0.5, 0.7)
 _COMMON: tuple[_Option, ...] = (
     ("--seed", seed, 0, "seed of the weights and of the order of batches"),
@@ -565,14 +462,9 @@ _COMMANDS: dict[Callable[[_Options], int], tuple[_Option, ...]] = {
         ("--budgets A,B", shares, _SHARES, "shares above 0 and up to 1; see above"),
         ("--steps", at_least_one, 60, "measured steps of each strategy and budget"),
         ("--warm-up", at_least_one, 12, "steps before them, which are not counted"),
-        ("--scale", _SCALES, "tiny", "size of the models"),
+        ("--scale", ("tiny", "small", "base"), "tiny", "size of the models"),
         *_TRAINED,
-        (
-            "--lengths FILE.csv",
-            Path,
-            None,
-            "your batches: one size a column",
-        ),
+        ("--lengths FILE.csv", Path, None, "your batches: one size a column"),
         *_COMMON,
         ("--show ROWS.csv", Path, None, "run nothing; show saved rows"),
         ("--out", Path, None, "folder (default: runs/bench, or that of --show)"),

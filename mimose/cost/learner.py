@@ -11,19 +11,15 @@ have written.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeAlias
 
-from mimose.cost.measured import with_step
+from mimose.cost.measured import MeasuredStep, with_step
 from mimose.cost.model import CostModel
-from mimose.types import (
-    Context,
-    Measured,
-    StepInput,
-    StepSample,
-)
-from mimose.worker import JobKind, Worker, lock
+from mimose.types import Context, StepInput
+from mimose.worker import JobKind, Worker
 
 Lesson: TypeAlias = Callable[[CostModel], CostModel]
 """Returns a model that has learned from a step."""
@@ -45,6 +41,7 @@ class Learner:
     Attributes:
         model: The current model.
         n_steps: Number of measured steps, with those in the queue.
+        lessons: The queue.
     """
 
     def __init__(self, model: CostModel, worker: Worker | None = None) -> None:
@@ -53,44 +50,16 @@ class Learner:
         self.n_steps = model.n_steps
         self._last_step: tuple[CostModel, CostModel] | None = None
         """The model before and after the last measured step."""
-        self._lessons: deque[Lesson] = deque(maxlen=_MOST_WAITING)
-        self._lock = lock()
-
-    @property
-    def n_waiting(self) -> int:
-        """Number of lessons in the queue."""
-        return len(self._lessons)
+        self.lessons: deque[Lesson] = deque(maxlen=_MOST_WAITING)
+        self._lock = threading.RLock()
 
     # ------------------------------------------------------------------ lessons
 
-    def absorb(
-        self,
-        step_input: StepInput,
-        calls: Sequence[Measured],
-        sample: StepSample,
-        released_bytes: float,
-        counts: tuple[int, ...],
-        between: tuple[tuple[int, ...], ...] = (),
-        *,
-        growth_bytes: float = 0.0,
-    ) -> None:
-        """Learn from one measured step; the arguments are those of `with_step`.
-
-        Args:
-            step_input: The step's context and sizes.
-            calls: The calls, in the order in which they ran.
-            sample: The samples of all segments.
-            released_bytes: Outputs of an earlier step that this step freed.
-            counts: How often each layer was called.
-            between: The same at each boundary between forwards.
-            growth_bytes: The step's growth, or what it could be under another plan.
-        """
+    def absorb(self, step: MeasuredStep) -> None:
+        """Learn from one measured step."""
 
         def learn(model: CostModel) -> CostModel:
-            grown = model.grown(growth_bytes)
-            taught = with_step(
-                grown, step_input, calls, sample, released_bytes, counts, between
-            )
+            taught = with_step(model, step)
             self._last_step = model, taught
             return taught
 
@@ -116,15 +85,15 @@ class Learner:
         self._teach(lambda model: model.missing(step_input))
 
     def _teach(self, lesson: Lesson) -> None:
-        self._lessons.append(lesson)
+        self.lessons.append(lesson)
         self.worker.submit(JobKind.LEARN, self, self._take_in)
 
     def _take_in(self) -> Iterator[None]:
         """Apply the queued lessons: Note: [Who writes]."""
         base = taught = self.model
         try:
-            while self._lessons:
-                taught = self._lessons.popleft()(taught)
+            while self.lessons:
+                taught = self.lessons.popleft()(taught)
                 yield
             if not self.worker.is_inline:
                 yield from taught.make_fits(base)
@@ -143,9 +112,9 @@ class Learner:
 
     def use(self, context: Context) -> None:
         """Record that a context is used; the least recently used are dropped first."""
-        patterns = self.model.patterns
-        if context in patterns and context != next(reversed(patterns)):
-            with self._lock:
+        with self._lock:
+            patterns = self.model.patterns
+            if context in patterns and context != next(reversed(patterns)):
                 self.model = self.model.used(context)
 
     def forget(self, context: Context) -> None:

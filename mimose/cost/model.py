@@ -26,7 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from mimose.cost.pattern import Around, LayerCall, Pattern, as_tuples
-from mimose.cost.series import Kind, Samples, Series
+from mimose.cost.series import NEVER, Kind, Series
 from mimose.planners import Menu
 from mimose.planners.actions import EXACT_MENU
 from mimose.types import MOST_CONTEXTS, Context, Measured, Sizes, StepInput
@@ -71,7 +71,7 @@ class CostModel:
     """Number of measured steps."""
     patterns: dict[Context, Pattern] = field(default_factory=dict)
     """Patterns by context, the least recently used first."""
-    samples: Mapping[Key, Samples] = field(default_factory=dict)
+    series: Mapping[Key, Series] = field(default_factory=dict)
     copied: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Bytes of copies of weights in what a call holds, by family and action: Note:
     [Copies]."""
@@ -85,10 +85,6 @@ class CostModel:
     def allowed(self, layer: int) -> tuple[str, ...]:
         """Return the allowed actions of a layer, in the menu's order."""
         return self.limits.get(layer, self.menu.names)
-
-    def is_settled(self, layer: int) -> bool:
-        """Whether a layer is always kept, because it allows no other action."""
-        return len(self.allowed(layer)) == 1
 
     def reruns(self, call: Measured) -> bool:
         """Whether recomputations of a call's layer show what it holds if it is kept."""
@@ -104,7 +100,8 @@ class CostModel:
             action: Its action; by default the first.
         """
         first = self.menu.first
-        if self.is_settled(call.layer) or self.menu.spec(action or first).recomputes:
+        is_settled = len(self.allowed(call.layer)) == 1
+        if is_settled or self.menu.spec(action or first).recomputes:
             return 0.0
         held = self.copied.get(call.family, {})
         return held.get(action or first, held.get(first, 0.0))
@@ -137,27 +134,15 @@ class CostModel:
             return pattern.ran(step_input.counts)
         return pattern.expected(step_input.sizes)
 
-    def varies(self, context: Context) -> bool:
-        """Whether steps of the same sizes are known to run different layers."""
-        return context in self.patterns and self.patterns[context].may_vary
+    def predict(self, key: Key, sizes: Sizes) -> float:
+        """Return what a series predicts at some sizes; 0 if it was never measured."""
+        series = self.series.get(key)
+        return 0.0 if series is None else series.predict(sizes, self.scale)
 
-    def exact(self, *key: Hashable) -> Series:
-        """Return the series of a counted quantity, such as held bytes or FLOPs."""
-        return self._series(("exact", *key))
-
-    def transient(self, *key: Hashable) -> Series:
-        """Return the series of a segment's transient peak."""
-        return self._series(("transient", *key))
-
-    def retained(self, *key: Hashable) -> Series:
-        """Return the series of a segment's retained bytes."""
-        return self._series(("retained", *key))
-
-    def _series(self, key: Key) -> Series:
-        samples = self.samples.get(key)
-        if samples is None:
-            samples = Samples(self.kinds[str(key[0])])
-        return Series(samples, self.scale)
+    def why_unknown(self, key: Key, sizes: Sizes) -> str:
+        """Return why this prediction is not trusted; "" if it is."""
+        series = self.series.get(key)
+        return NEVER if series is None else series.why_unknown(sizes, self.scale)
 
     # ------------------------------------------------------------------ absorbing
 
@@ -172,17 +157,11 @@ class CostModel:
             readings: The readings, by series.
             fields: Other fields that change.
         """
-        samples = dict(self.samples)
+        series = dict(self.series)
         for key, more in readings.items():
-            old = samples.get(key) or Samples(self.kinds[str(key[0])])
-            samples[key] = old.with_readings(more)
-        return self.changed(samples=samples, **fields).bounded()
-
-    def grown(self, growth_bytes: float) -> CostModel:
-        """Return the model that knows the growth of a step, if it is the largest."""
-        if growth_bytes <= self.scale:
-            return self
-        return self.changed(scale=growth_bytes)
+            old = series.get(key) or Series(self.kinds[str(key[0])])
+            series[key] = old.with_readings(more)
+        return self.changed(series=series, **fields).bounded()
 
     def used(self, context: Context) -> CostModel:
         """Return the model in which a known context was used last."""
@@ -233,9 +212,9 @@ class CostModel:
         patterns = dict(list(self.patterns.items())[-MOST_CONTEXTS:])
         families = {e.family for p in patterns.values() for e in p.calls}
         owners = {*patterns, *(p.structure for p in patterns.values()), *families}
-        samples = {key: s for key, s in self.samples.items() if key[1] in owners}
+        series = {key: s for key, s in self.series.items() if key[1] in owners}
         copied = {family: n for family, n in self.copied.items() if family in owners}
-        return replace(self, patterns=patterns, samples=samples, copied=copied)
+        return replace(self, patterns=patterns, series=series, copied=copied)
 
     # ------------------------------------------------------------------ two writers
 
@@ -245,10 +224,10 @@ class CostModel:
         Args:
             base: An earlier model whose fits exist; None for none.
         """
-        known: Mapping[Key, Samples] = {} if base is None else base.samples
-        for key, samples in self.samples.items():
-            if samples is not known.get(key):
-                samples.fit()
+        known: Mapping[Key, Series] = {} if base is None else base.series
+        for key, series in self.series.items():
+            if series is not known.get(key):
+                series.fit()
                 yield
         for context, pattern in self.patterns.items():
             if base is None or pattern is not base.patterns.get(context):
@@ -286,7 +265,7 @@ class CostModel:
                 context: pattern.state_dict()
                 for context, pattern in self.patterns.items()
             },
-            "series": [[key, s.state_dict()] for key, s in self.samples.items()],
+            "series": [[key, s.state_dict()] for key, s in self.series.items()],
         }
 
     def loaded(self, state: Mapping[str, Any]) -> CostModel:
@@ -295,23 +274,17 @@ class CostModel:
         Args:
             state: What ``state_dict`` of a model with the same menu returned.
         """
-        samples = {}
+        series = {}
         for said_key, said in state["series"]:
             key = as_tuples(said_key)
-            samples[key] = Samples.from_state(self.kinds[str(key[0])], said)
+            series[key] = Series.from_state(self.kinds[str(key[0])], said)
         return self.distrusted(
             scale=float(state["scale"]),
             n_steps=int(state["n_steps"]),
             limits={int(u): as_tuples(names) for u, names in state["limits"].items()},
-            copied={
-                str(family): {str(action): float(n) for action, n in held.items()}
-                for family, held in state["copied"].items()
-            },
-            patterns={
-                str(context): Pattern.from_state(said)
-                for context, said in state["patterns"].items()
-            },
-            samples=samples,
+            copied=state["copied"],
+            patterns={c: Pattern.from_state(p) for c, p in state["patterns"].items()},
+            series=series,
         )
 
 
@@ -327,11 +300,6 @@ def backward_key(step_input: StepInput, family: str, around: Around) -> Key:
 def backward_sizes(step_input: StepInput, own: Sizes, around: Around) -> Sizes:
     """Return the sizes that a backward depends on: Note: [Whose series]."""
     return own if around[0] else step_input.sizes
-
-
-def ends_stack(family: str, around: Around) -> bool:
-    """Whether no layer of the same family follows."""
-    return around[1] != family
 
 
 def beyond_key(family: str, around: Around, *, of_all: bool = False) -> Key:

@@ -38,8 +38,6 @@ Around: TypeAlias = tuple[str, ...]
 call's gradient; the second made the gradient that the call gets. If several forwards
 run before one backward, the forward's place follows: the first backward that reaches a
 weight makes its gradient, and the others add to it."""
-Fixed: TypeAlias = tuple[int | None, ...]
-"""Sizes of the model's inputs that were the same in all steps; None if one varied."""
 
 _MOST_ROWS = 64
 """The most measured steps whose sizes are stored."""
@@ -76,13 +74,6 @@ class Row(NamedTuple):
     """How often each layer was called."""
 
 
-def _column(roots: Sequence[Sizes], own: Sequence[int]) -> int | None:
-    """Return which of the model's sizes it always equals; None if none."""
-    wanted = tuple(own)
-    columns = enumerate(zip(*roots, strict=True))
-    return next((at for at, column in columns if column == wanted), None)
-
-
 @dataclass(frozen=True, slots=True)
 class Layout:
     """Classes of calls and of gaps that share all their numbers."""
@@ -103,8 +94,6 @@ class _Rules:
 
     maps: list[tuple[SizeMap, ...]]
     """For each call, the rule of each of its sizes; equal ones are one object."""
-    fixed: list[Fixed]
-    """For each call, the fixed sizes of the steps that ran it."""
     layout: Layout
     columns_of_counts: Mapping[int, int]
     """For layers whose count equals one of the model's sizes: which size."""
@@ -115,7 +104,7 @@ class _Rules:
 
     @property
     def are_found(self) -> bool:
-        return all(rule.found_ for rules in self.maps for rule in rules)
+        return all(rule.rule_ is not None for rules in self.maps for rule in rules)
 
 
 @dataclass(frozen=True)
@@ -148,13 +137,13 @@ class Pattern:
     """The name of the structure of the model's arguments; contexts may share it."""
     n_rows: int = 0
     """Number of rows so far, with those dropped since."""
-    _kept: _Rules | None = field(default=None, repr=False, compare=False)
-    """Rules that later rows do not change."""
+    _rules: _Rules | None = field(default=None, repr=False, compare=False)
+    """What `rules` returns; None before the fit."""
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was measured, as JSON values; rules follow from it."""
         said = {name: getattr(self, name) for name in self.__dataclass_fields__}
-        del said["_kept"]
+        del said["_rules"]
         return said
 
     @classmethod
@@ -196,14 +185,14 @@ class Pattern:
             return None
         most = tuple(map(max, counts, self.counts))
         if calls == self.calls:
-            return self if most == self.counts else self.with_fields(counts=most)
+            return self if most == self.counts else replace(self, counts=most)
         index = {call.place: i for i, call in enumerate(self.calls)}
         moved = [index.get(call.place) for call in calls]
         rows = tuple(
             row._replace(own=tuple(() if i is None else row.own[i] for i in moved))
             for row in self.rows
         )
-        return replace(self, calls=calls, rows=rows, counts=most, _kept=None)
+        return replace(self, calls=calls, rows=rows, counts=most, _rules=None)
 
     def ran(self, counts: CallCounts) -> Pattern:
         """Return the pattern of only the calls that steps with these counts run.
@@ -217,16 +206,14 @@ class Pattern:
             return self
         found = self._sequences.get(counts)
         if found is None:
-            calls, rules = _ran_of(self.calls, counts), self._rules
+            calls, rules = _ran_of(self.calls, counts), self.rules
             if len(calls) == len(self.calls):
-                found = self.with_fields(counts=counts)
+                found = replace(self, counts=counts)
             else:
                 ran = [call.number < counts[call.layer] for call in self.calls]
                 maps = list(itertools.compress(rules.maps, ran))
-                fixed = list(itertools.compress(rules.fixed, ran))
-                layout = _lay_out(calls, maps)
-                rules = replace(rules, maps=maps, fixed=fixed, layout=layout)
-                found = replace(self, calls=calls, counts=counts, _kept=rules)
+                rules = replace(rules, maps=maps, layout=_lay_out(calls, maps))
+                found = replace(self, calls=calls, counts=counts, _rules=rules)
             if len(self._sequences) >= _MOST_SEQUENCES:
                 self._sequences.clear()
             self._sequences[counts] = found
@@ -254,19 +241,16 @@ class Pattern:
         return self.is_short or any(more)
 
     def _expected_counts(self, root: Sizes) -> CallCounts:
-        columns_of_counts = {} if self.varies else self._rules.columns_of_counts
-        if not columns_of_counts:
-            return self.counts
-        own = enumerate(self.counts)
-        return tuple(
-            root[columns_of_counts[u]] if u in columns_of_counts else most
-            for u, most in own
-        )
+        counts = list(self.counts)
+        if not self.varies:
+            for layer, column in self.rules.columns_of_counts.items():
+                counts[layer] = root[column]
+        return tuple(counts)
 
     @property
     def may_vary(self) -> bool:
         """Whether steps of the same sizes may run different calls."""
-        return self.varies or self._rules.varies
+        return self.varies or self.rules.varies
 
     def missing(self, counts: CallCounts) -> Pattern:
         """Return the pattern after a step in which more ran than predicted.
@@ -275,7 +259,7 @@ class Pattern:
             counts: How often each layer was called.
         """
         is_new = any(map(operator.gt, counts, self.counts))
-        return self.with_fields(varies=True, is_short=self.is_short or is_new)
+        return replace(self, varies=True, is_short=self.is_short or is_new)
 
     # ------------------------------------------------------------------ sizes
 
@@ -292,49 +276,47 @@ class Pattern:
         high = tuple(map(max, root, self.high or root))
         row = Row(root, own, counts)
         if row in self.rows or self._predicts(row):
-            return self.with_fields(high=high, is_short=False)
-        known, n_rows = self._known, self.n_rows + 1
+            return replace(self, high=high, is_short=False)
+        rows: tuple[Row, ...] = (*self.rows, row)
+        if len(rows) > _MOST_ROWS:
+            at = oldest_small([row.root for row in rows])
+            rows = rows[:at] + rows[at + 1 :]
+        known, n_rows = self._rules, self.n_rows + 1
         # If a rule was not found, the next fit waits for 50% more rows.
-        waits = known is not None and not known.are_found
-        waits = waits and known is not None and n_rows < 1.5 * known.n_rows
+        waits = known and not known.are_found and n_rows < 1.5 * known.n_rows
         return replace(
             self,
-            rows=_bounded((*self.rows, row)),
+            rows=rows,
             high=high,
             n_rows=n_rows,
             is_short=False,
-            _kept=known if waits else None,
+            _rules=known if waits else None,
         )
-
-    def with_fields(self, **fields: Any) -> Pattern:
-        """Return the pattern with other fields, but the same sizes and rules."""
-        return replace(self, **fields, _kept=self._known)
-
-    @property
-    def _known(self) -> _Rules | None:
-        """The rules, if they were fitted."""
-        known: _Rules | None = self.__dict__.get("_rules", self._kept)
-        return known
 
     def _predicts(self, row: Row) -> bool:
         """Whether the rules predict this row, so that it adds nothing."""
-        if self._known is None or len(self.rows) < _ENOUGH_ROWS:
+        if self._rules is None or len(self.rows) < _ENOUGH_ROWS:
             return False
         pairs = zip(self.own_sizes(row.root), row.own, strict=True)
         if any(own and own != predicted for predicted, own in pairs):
             return False
         return not any(map(operator.gt, row.counts, self._expected_counts(row.root)))
 
-    @cached_property
-    def _rules(self) -> _Rules:
-        return self._kept if self._kept is not None else self._fitted()
+    @property
+    def rules(self) -> _Rules:
+        """What follows from its rows; fitted and stored if it is not known yet."""
+        found = self._rules
+        if found is None:
+            found = self._fitted()
+            object.__setattr__(self, "_rules", found)
+        return found
 
     def _fitted(self) -> _Rules:
         """Fit the rules of each call; equal histories share them."""
         roots = [row.root for row in self.rows]
         histories = _filled(self.calls, [row.own for row in self.rows])
         found: dict[tuple[tuple[int, ...], tuple[bool, ...]], SizeMap] = {}
-        shared: dict[tuple[Sizes, ...], tuple[tuple[SizeMap, ...], Fixed]] = {}
+        shared: dict[tuple[Sizes, ...], tuple[SizeMap, ...]] = {}
         for history in histories:
             if history in shared:
                 continue
@@ -345,61 +327,42 @@ class Pattern:
             for key in keys:
                 if key not in found:
                     found[key] = SizeMap().fit(known_roots, key[0])
-            shared[history] = tuple(found[key] for key in keys), _fixed(known_roots)
-        maps = [shared[history][0] for history in histories]
-        fixed = [shared[history][1] for history in histories]
+            shared[history] = tuple(found[key] for key in keys)
+        maps = [shared[history] for history in histories]
         columns_of_counts, varies = self._fitted_counts(roots)
         layout = _lay_out(self.calls, maps)
-        return _Rules(maps, fixed, layout, columns_of_counts, varies, self.n_rows)
+        return _Rules(maps, layout, columns_of_counts, varies, self.n_rows)
 
     def _fitted_counts(self, roots: Sequence[Sizes]) -> tuple[dict[int, int], bool]:
         """Return the size that equals each layer's count, and whether one has none."""
-        columns_of_counts, varies = {}, False
-        columns = zip(*(row.counts for row in self.rows), strict=True)
-        for layer, own in enumerate(columns):
-            if len(set(own)) > 1:
-                column = _column(roots, own)
-                varies = varies or column is None
-                if column is not None:
-                    columns_of_counts[layer] = column
-        return columns_of_counts, varies
+        columns = list(zip(*roots, strict=True))
+        counts = zip(*(row.counts for row in self.rows), strict=True)
+        moving = {u: own for u, own in enumerate(counts) if len(set(own)) > 1}
+        found = {u: columns.index(own) for u, own in moving.items() if own in columns}
+        return found, len(found) < len(moving)
 
     @property
     def layout(self) -> Layout:
         """The classes of calls and gaps that share all their numbers."""
-        return self._rules.layout
+        return self.rules.layout
 
     def make_rules(self) -> None:
         """Fit and store the rules before they are needed."""
         if self.rows:
-            _ = self._rules
+            _ = self.rules
 
     @property
     def follows_rules(self) -> bool:
         """Whether the sizes of each call follow from the model's by a rule."""
-        return self._rules.are_found
-
-    def reaches_further(self, root: Sizes) -> bool:
-        """Whether a size that never varied, and is constant in rules, is larger now.
-
-        For calls that ran in few steps, only those steps count.
-
-        Args:
-            root: The model's sizes.
-        """
-        return any(
-            seen is not None and now > seen
-            for fixed in set(self._rules.fixed)
-            for seen, now in zip(fixed, root, strict=bool(fixed))
-        )
+        return self.rules.are_found
 
     def own_sizes(self, root: Sizes) -> list[Sizes]:
         """Return the sizes of each call at the model's sizes."""
         done: dict[int, Sizes] = {}
-        for rules in self._rules.maps:
+        for rules in self.rules.maps:
             if id(rules) not in done:
                 done[id(rules)] = tuple(rule.predict_one(root) for rule in rules)
-        return [done[id(rules)] for rules in self._rules.maps]
+        return [done[id(rules)] for rules in self.rules.maps]
 
     # ------------------------------------------------------------------ plans
 
@@ -484,8 +447,7 @@ def around_of(calls: Sequence[LayerCall]) -> list[Around]:
             other.family if other is not None and other.part == call.part else ""
             for other in (before, after)
         )
-        which = (f"{call.part + 1}/{last + 1}",) if last else ()
-        found.append((*pair, *which))
+        found.append((*pair, f"{call.part + 1}/{last + 1}") if last else (*pair,))
     return found
 
 
@@ -502,23 +464,14 @@ def _lay_out(calls: Sequence[LayerCall], maps: Sequence[tuple[SizeMap, ...]]) ->
         calls: The calls in their order.
         maps: For each, the rules of its sizes; equal ones are one object.
     """
-    classes: dict[tuple[str, Around, int], int] = {}
-    members: list[tuple[int, Around]] = []
-    of_call = []
-    for index, (call, around) in enumerate(zip(calls, around_of(calls), strict=True)):
-        key = call.family, around, id(maps[index])
-        if key not in classes:
-            classes[key] = len(members)
-            members.append((index, around))
-        of_call.append(classes[key])
-    pairs = gaps_of(calls)
-    gaps = list(dict.fromkeys(pairs))
-    of_gap = [gaps.index(pair) for pair in pairs]
+    families, pairs = [call.family for call in calls], gaps_of(calls)
+    kinds = list(zip(families, around_of(calls), map(id, maps), strict=True))
+    of_call, of_gap = list(dict.fromkeys(kinds)), list(dict.fromkeys(pairs))
     return Layout(
-        members,
-        np.array(of_call, dtype=np.intp),
-        gaps,
-        np.array(of_gap, dtype=np.intp),
+        [(kinds.index(kind), kind[1]) for kind in of_call],
+        np.array([of_call.index(kind) for kind in kinds], dtype=np.intp),
+        of_gap,
+        np.array([of_gap.index(pair) for pair in pairs], dtype=np.intp),
     )
 
 
@@ -559,20 +512,11 @@ def _is_alike(group: Sequence[Sizes], history: Sequence[Sizes]) -> bool:
     return bool(both) and all(one == other for one, other in both)
 
 
-def _fixed(roots: Sequence[Sizes]) -> Fixed:
-    columns = zip(*roots, strict=True)
-    return tuple(column[0] if len(set(column)) == 1 else None for column in columns)
-
-
-def _bounded(rows: tuple[Row, ...]) -> tuple[Row, ...]:
-    """If there are too many rows, drop the oldest that is the largest in no size."""
-    if len(rows) <= _MOST_ROWS:
-        return rows
-    high = tuple(map(max, *(row.root for row in rows)))
-    for index, row in enumerate(rows):
-        if not any(map(operator.eq, row.root, high)):
-            return rows[:index] + rows[index + 1 :]
-    return rows[1:]
+def oldest_small(shapes: Sequence[Sizes]) -> int:
+    """Return the index of the first shape that is the largest in no size, or 0."""
+    high = tuple(map(max, *shapes))
+    is_low = (n for n, s in enumerate(shapes) if not any(map(operator.eq, s, high)))
+    return next(is_low, 0)
 
 
 def as_tuples(value: Any) -> Any:

@@ -16,15 +16,14 @@ from numpy.typing import NDArray
 from mimose.cost.model import (
     AGAIN,
     CostModel,
+    Key,
     backward_key,
     backward_sizes,
     beyond_key,
-    ends_stack,
     gap_key,
     head_key,
 )
 from mimose.cost.pattern import Around, LayerCall, Pattern
-from mimose.cost.series import Series
 from mimose.planners import ActionSpec, PlanningProblem, lay_out
 from mimose.types import Sizes, StepInput
 
@@ -76,12 +75,10 @@ def why_unknown(model: CostModel, step_input: StepInput) -> str:
         return "no layer took part in the backward of such steps"
     if not pattern.is_ordered:
         return "gradients do not arrive in the reverse order of the layers"
-    if pattern.reaches_further(step_input.sizes):
-        return "the sizes of the layers' inputs were measured only at smaller shapes"
     if not pattern.follows_rules:
         return "the sizes of the layers' inputs do not follow from the batch's sizes"
-    for name, series, sizes in _needed(model, step_input, pattern):
-        reason = series.why_unknown(sizes)
+    for name, key, sizes in _needed(model, step_input, pattern):
+        reason = model.why_unknown(key, sizes)
         if reason:
             return f"{name}: {reason}"
     return ""
@@ -96,18 +93,16 @@ def extrapolation_ratio(model: CostModel, step_input: StepInput) -> float:
 
 def _needed(
     model: CostModel, step_input: StepInput, pattern: Pattern
-) -> Iterator[tuple[str, Series, Sizes]]:
+) -> Iterator[tuple[str, Key, Sizes]]:
     """Yield each series that a plan needs, with its name for messages and its sizes."""
     for layer in _layers(model, step_input, pattern):
         yield from layer.needed()
-    for pair in pattern.layout.gaps:
-        key = gap_key(step_input, pair)
-        for series in (model.retained(*key), model.transient(*key)):
-            yield "between the layers", series, step_input.sizes
-    for part in ("head", "loss"):
-        key = head_key(step_input, part)
-        for series in (model.retained(*key), model.transient(*key)):
-            yield f"the {part}", series, step_input.sizes
+    between = [gap_key(step_input, pair) for pair in pattern.layout.gaps]
+    others = [("between the layers", key) for key in between]
+    others += [(f"the {at}", head_key(step_input, at)) for at in ("head", "loss")]
+    for name, key in others:
+        for kind in ("retained", "transient"):
+            yield name, (kind, *key), step_input.sizes
 
 
 # ------------------------------------------------------------------------------ layers
@@ -137,16 +132,16 @@ class _Layer:
         return tuple(
             action
             for action in menu.names
-            if action in (menu.first, menu.least)
-            or not self._held(action).why_unknown(self.sizes)
+            if action in (menu.first, menu.least) or self._is_known(self._held(action))
         )
 
     def lacks(self, action: str) -> bool:
         """Whether an action must still be measured."""
-        own = self._own_backward(action)
-        return action not in self.known or bool(own.why_unknown(self.behind))
+        own = self._own_backward("transient", action)
+        why_not = self.model.why_unknown(own, self.behind)
+        return bool(why_not) or action not in self.known
 
-    def needed(self) -> Iterator[tuple[str, Series, Sizes]]:
+    def needed(self) -> Iterator[tuple[str, Key, Sizes]]:
         """Yield each series that a plan needs, with its name and its sizes.
 
         The backward of the first action is learned from planned steps, so plans are
@@ -161,63 +156,65 @@ class _Layer:
             yield f"forward ({action}) of {name}", self._forward(action), self.sizes
         for action in actions:
             if action != first:
-                series, _ = self._backward(action)
-                yield f"backward ({action}) of {name}", series, self.behind
-        yield f"gradients of {name}", self._retained, self.behind
+                key, _ = self._backward(action)
+                yield f"backward ({action}) of {name}", key, self.behind
+        yield f"gradients of {name}", self._own_backward("retained"), self.behind
 
-    def _held(self, action: str) -> Series:
-        return self.model.exact(self.call.family, "held", action)
+    def _predict(self, key: Key) -> float:
+        return self.model.predict(key, self.sizes)
 
-    def _forward(self, action: str) -> Series:
+    def _is_known(self, key: Key) -> bool:
+        return not self.model.why_unknown(key, self.sizes)
+
+    def _held(self, action: str) -> Key:
+        return "exact", self.call.family, "held", action
+
+    def _forward(self, action: str) -> Key:
         """Return the series of an action's forward.
 
         If it is not known, the first action stands in, which holds the most.
         """
         menu, family = self.model.menu, self.call.family
         for name in (action, menu.first):
-            own = self.model.transient(family, "forward", name)
-            if action == menu.least or not own.why_unknown(self.sizes):
+            own = "transient", family, "forward", name
+            if action == menu.least or self._is_known(own):
                 return own
-        return self.model.transient(family, "forward", AGAIN)
+        return "transient", family, "forward", AGAIN
 
-    def _own_backward(self, action: str) -> Series:
+    def _own_backward(self, kind: str, *action: str) -> Key:
         key = backward_key(self.step_input, self.call.family, self.around)
-        return self.model.transient(*key, action)
+        return kind, *key, *action
 
-    def _backward(self, action: str) -> tuple[Series, bool]:
+    def _backward(self, action: str) -> tuple[Key, bool]:
         """Return the series of an action's backward, and whether it is its own.
 
         If it is not known, the least action stands in, under which most measured steps
         run.
         """
-        own, least = map(self._own_backward, (action, self.model.menu.least))
-        is_own = not len(least) or not own.why_unknown(self.behind)
-        return (own, True) if is_own else (least, action == self.model.menu.least)
-
-    @property
-    def _retained(self) -> Series:
-        return self.model.retained(
-            *backward_key(self.step_input, self.call.family, self.around)
-        )
+        model, menu = self.model, self.model.menu
+        own, least = (self._own_backward("transient", a) for a in (action, menu.least))
+        if least not in model.series or not model.why_unknown(own, self.behind):
+            return own, True
+        return least, action == menu.least
 
     def retained_bytes(self) -> float:
         """Return the retained bytes of the backward, under any action."""
-        return self._retained.predict(self.behind)
+        return self.model.predict(self._own_backward("retained"), self.behind)
 
     def numbers(self) -> NDArray[np.float64]:
         """Return (5, K): held, forward and backward transient peak, cost, host."""
         menu, family = self.model.menu, self.call.family
-        held = [self._held(action).predict(self.sizes) for action in menu.names]
+        held = [self._predict(self._held(action)) for action in menu.names]
         held[0] = max(held[0], held[-1])
-        saved = self.model.exact(family, "own output").predict(self.sizes)
-        forward = [self._forward(a).predict(self.sizes) for a in menu.names]
-        again = self.model.transient(self.call.family, "forward", AGAIN)
-        if not again.why_unknown(self.sizes):
-            forward[0] = max(forward[0], again.predict(self.sizes))
+        saved = self._predict(("exact", family, "own output"))
+        forward = [self._predict(self._forward(action)) for action in menu.names]
+        again = "transient", family, "forward", AGAIN
+        if self._is_known(again):
+            forward[0] = max(forward[0], self._predict(again))
         backward, cost, host = [], [], []
         for spec, own in zip(menu.specs, held, strict=True):
-            series, is_own = self._backward(spec.name)
-            over = series.predict(self.behind)
+            key, is_own = self._backward(spec.name)
+            over = self.model.predict(key, self.behind)
             if spec.recomputes or not is_own:
                 # The readings exclude what the recomputation brings back.
                 over += max(0.0, held[0] - own)
@@ -225,21 +222,19 @@ class _Layer:
             # saved it, as a last ReLU does, it holds it unless it recomputes.
             backward.append(max(forward[0], over) if spec.recomputes else over + saved)
             cost.append(self._cost(spec, held[0] - own))
-            on_host = self.model.exact(family, "host", spec.name)
-            needs_all = spec.needs_host and bool(on_host.why_unknown(self.sizes))
-            host.append(held[0] if needs_all else on_host.predict(self.sizes))
-        counted = [
-            own if self._shows_beyond(action) else min(own, held[0])
-            for action, own in zip(menu.names, held, strict=True)
-        ]
+            on_host = "exact", family, "host", spec.name
+            needs_all = spec.needs_host and not self._is_known(on_host)
+            host.append(held[0] if needs_all else self._predict(on_host))
         held = [
-            own + self.beyond(a) for a, own in zip(menu.names, counted, strict=True)
+            self.beyond(a)
+            + (own if self._is_known(self._beyond(a)) else min(own, held[0]))
+            for a, own in zip(menu.names, held, strict=True)
         ]
         return np.array((held, forward, backward, cost, host))
 
-    def _shows_beyond(self, action: str) -> bool:
-        key = beyond_key(self.call.family, self.around, of_all=False)
-        return not self.model.retained(*key, action).why_unknown(self.sizes)
+    def _beyond(self, action: str, *, of_all: bool = False) -> Key:
+        key = beyond_key(self.call.family, self.around, of_all=of_all)
+        return "retained", *key, action
 
     def beyond(self, action: str, *, of_all: bool = False) -> float:
         """Return what the call holds beyond what was counted: Note: [Least].
@@ -251,12 +246,13 @@ class _Layer:
             action: The call's action.
             of_all: Whether all layers before it are kept, too.
         """
-        key = beyond_key(self.call.family, self.around, of_all=of_all)
-        series = self.model.retained(*key, action)
-        value = series.predict(self.sizes)
-        if not series.why_unknown(self.sizes):
+        key = self._beyond(action, of_all=of_all)
+        value, series = self._predict(key), self.model.series.get(key)
+        if self._is_known(key):
             return value
-        return self.beyond(action) if of_all else max(0.0, min(value, series.most))
+        if of_all:
+            return self.beyond(action)
+        return max(0.0, min(value, series.most)) if series else 0.0
 
     def _cost(self, spec: ActionSpec, freed_bytes: float) -> float:
         """Return an action's cost in FLOPs: those it runs, and those for its bytes.
@@ -267,16 +263,16 @@ class _Layer:
         """
         if spec.name == self.model.menu.first:
             return 0.0
-        moved = self.model.exact(self.call.family, "moved", spec.name)
+        moved = "exact", self.call.family, "moved", spec.name
         n_bytes = max(0.0, freed_bytes)
-        if not moved.why_unknown(self.sizes):
-            n_bytes = moved.predict(self.sizes)
+        if self._is_known(moved):
+            n_bytes = self._predict(moved)
         elif not spec.recomputes:
             n_bytes *= _COPIED if spec.needs_host else _MOVED
         cost = self.flops(spec.name) + self.model.byte_flops * n_bytes
-        return (
-            _AND_COPIES * cost if spec.recomputes and spec.needs_host else cost
-        ) or 1.0
+        if spec.recomputes and spec.needs_host:
+            cost *= _AND_COPIES
+        return cost or 1.0
 
     def flops(self, action: str) -> float:
         """Return the FLOPs that an action runs."""
@@ -284,7 +280,7 @@ class _Layer:
             return 0.0
         menu = self.model.menu
         known_as = menu.least if menu.spec(action).recomputes else action
-        return self.model.exact(self.call.family, "cost", known_as).predict(self.sizes)
+        return self._predict(("exact", self.call.family, "cost", known_as))
 
 
 def _layers(model: CostModel, step_input: StepInput, pattern: Pattern) -> list[_Layer]:
@@ -333,25 +329,23 @@ class _Head(NamedTuple):
     """The same after all layers' copies are freed: Note: [Copies]."""
 
 
+def _segment(model: CostModel, step_input: StepInput, key: Key) -> tuple[float, float]:
+    """Return a segment's retained bytes and transient peak."""
+    sizes = step_input.sizes
+    retained = model.predict(("retained", *key), sizes)
+    return retained, model.predict(("transient", *key), sizes)
+
+
 def _head(model: CostModel, step_input: StepInput, pattern: Pattern) -> _Head:
-    sizes, head, loss = (
-        step_input.sizes,
-        head_key(step_input, "head"),
-        head_key(step_input, "loss"),
-    )
-    retained, rise = (
-        model.retained(*head).predict(sizes),
-        model.transient(*loss).predict(sizes),
-    )
-    series = model.transient(*head_key(step_input, "rise"))
+    head, loss = head_key(step_input, "head"), head_key(step_input, "loss")
+    retained, before_release = _segment(model, step_input, head)
+    after_loss, rise = _segment(model, step_input, loss)
     late = rise + sum({e.layer: model.copied_bytes(e) for e in pattern.calls}.values())
-    if not series.why_unknown(sizes):
-        late = min(late, series.predict(sizes))
+    no_copies = "transient", *head_key(step_input, "rise")
+    if not model.why_unknown(no_copies, step_input.sizes):
+        late = min(late, model.predict(no_copies, step_input.sizes))
     return _Head(
-        retained + model.retained(*loss).predict(sizes),
-        model.transient(*head).predict(sizes),
-        retained + rise,
-        retained + late,
+        retained + after_loss, before_release, retained + rise, retained + late
     )
 
 
@@ -374,27 +368,20 @@ def fill_problem(
     """
     pattern, menu = model.pattern(step_input), model.menu
     layout, layers = pattern.layout, _layers(model, step_input, pattern)
-    table = np.zeros((len(layers), 5, len(menu.names)))
-    for number, layer in enumerate(layers):
-        table[number] = layer.numbers()
+    tables = [layer.numbers() for layer in layers]
+    table = np.array(tables).reshape(-1, 5, len(menu.names))
     held, forward, backward, cost, host = table[layout.of_call].transpose(1, 0, 2)
     retained = np.array([layer.retained_bytes() for layer in layers], dtype=float)
-    gaps = [_gap(model, step_input, pair) for pair in layout.gaps]
+    gaps = [_segment(model, step_input, gap_key(step_input, g)) for g in layout.gaps]
     head, released = _head(model, step_input, pattern), memory.released_bytes
     rise = max(head.before_release, head.after_release - released)
-    gaps_and_head = [
-        *(gaps[at] for at in layout.of_gap),
-        (head.retained - released, rise),
-    ]
-    gap_bytes, gap_transient_bytes = np.array(gaps_and_head).T
-    known = [layer.known for layer in layers]
-    allowed = [
-        [
-            name in known[number] and name in model.allowed(call.layer)
-            for name in menu.names
-        ]
-        for call, number in zip(pattern.calls, layout.of_call, strict=True)
-    ]
+    between = [gaps[at] for at in layout.of_gap]
+    between.append((head.retained - released, rise))
+    gap_bytes, gap_transient_bytes = np.array(between).T
+    known, allowed = [layer.known for layer in layers], []
+    for call, number in zip(pattern.calls, layout.of_call, strict=True):
+        may = {*known[number]} & {*model.allowed(call.layer)}
+        allowed.append([name in may for name in menu.names])
     budget = memory.budget_bytes if budget_bytes is None else budget_bytes
     return PlanningProblem(
         calls=tuple(call.name for call in pattern.calls),
@@ -413,14 +400,6 @@ def fill_problem(
         host_budget_bytes=memory.host_budget_bytes,
         lossy=menu.lossy,
     )
-
-
-def _gap(model: CostModel, step_input: StepInput, pair: Around) -> tuple[float, float]:
-    """Return a gap's retained bytes and transient peak."""
-    key = gap_key(step_input, pair)
-    series = model.retained(*key), model.transient(*key)
-    retained, transient = (each.predict(step_input.sizes) for each in series)
-    return retained, transient
 
 
 # ----------------------------------------------------------------- plans at exact sizes
@@ -474,7 +453,7 @@ def plan_growth(
     while n_kept < len(actions) and actions[n_kept] == first:
         layer = layers[pattern.layout.of_call[n_kept]]
         n_kept += 1
-        if ends_stack(layer.call.family, layer.around):
+        if layer.around[1] != layer.call.family:  # the last one of its family
             gone = layer.beyond(first) - layer.beyond(first, of_all=True)
             peaks[2 * n_kept :] -= gone
             level -= gone if 2 * n_kept <= at_head else 0.0

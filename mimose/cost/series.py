@@ -1,6 +1,6 @@
 """One quantity of one family as a function of sizes: its samples and its predictions.
 
-Samples are immutable. The first reader makes the fit, which is stored with them. Two
+A series is immutable. The first reader makes the fit, which is stored with it. Two
 threads that read at once make the same fit twice, and one of them is stored. A new
 reading that an exact fit predicts changes nothing; after any other the next reader fits
 again.
@@ -9,15 +9,16 @@ again.
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
+from mimose.cost.pattern import as_tuples, oldest_small
 from mimose.predictors import Estimator, Fit, LeastSquares
 from mimose.types import Sizes
 
+NEVER = "never measured"
 _MOST_SHAPES = 64
 """Distinct shapes kept: then the oldest goes that is not the largest in any size."""
 _MOST_READINGS = 8
@@ -56,31 +57,24 @@ def kinds_of(predictor: Estimator | None, noise_bytes: float) -> Mapping[str, Ki
     }
 
 
-class Samples:
-    """The readings of one quantity. Reading it changes nothing.
+@dataclass(eq=False, slots=True)
+class Series:
+    """Predicts one quantity at any shape, from its readings. It is immutable.
 
-    Args:
-        kind: What sort of quantity.
-        readings: By shape, the oldest first.
-        high: The largest of each size measured; () before any.
-        fit: Of these readings, if it is known already.
+    If no fit is trusted, a measured shape is predicted from its own readings. An
+    estimator that fails is not trusted, and raises no error, because the caller runs
+    inside the user's training step.
     """
 
-    __slots__ = ("_fit", "high", "kind", "readings", "why_not")
-
-    def __init__(
-        self,
-        kind: Kind,
-        readings: Mapping[Sizes, tuple[float, ...]] | None = None,
-        high: Sizes = (),
-        fit: Fit | None = None,
-    ) -> None:
-        self.kind = kind
-        self.readings = readings or {}
-        self.high = high
-        self.why_not = ""
-        """Why there is no fit: an estimator that fails is a reason, never an error."""
-        self._fit = fit
+    kind: Kind
+    readings: Mapping[Sizes, tuple[float, ...]] = field(default_factory=dict)
+    """By shape, the oldest first."""
+    high: Sizes = ()
+    """The largest of each size measured; () before any."""
+    _fit: Fit | None = None
+    """Of these readings, if it was made already."""
+    why_not: str = ""
+    """Why there is no fit: an estimator that fails is a reason, never an error."""
 
     def fit(self) -> Fit | None:
         """Return the fit of the readings, made if there is none yet.
@@ -97,8 +91,8 @@ class Samples:
                 self.why_not = _failure_text(error)
         return self._fit
 
-    def with_readings(self, more: Iterable[tuple[Sizes, float]]) -> Samples:
-        """Return the samples with some more.
+    def with_readings(self, more: Iterable[tuple[Sizes, float]]) -> Series:
+        """Return the series with some more readings.
 
         Args:
             more: Each one's sizes and value. Of another number of sizes than those
@@ -116,86 +110,30 @@ class Samples:
                 fit = None
             readings[sizes] = (*own, value)
             if len(readings) > _MOST_SHAPES:
-                _forget_one(readings)
-        return Samples(self.kind, readings, high, fit)
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the readings as lists, ready for JSON; fits are made anew."""
-        samples = [[list(sizes), list(own)] for sizes, own in self.readings.items()]
-        return {"samples": samples, "high": list(self.high)}
-
-    @classmethod
-    def from_state(cls, kind: Kind, state: Mapping[str, Any]) -> Samples:
-        """Return the samples from what ``state_dict`` returned.
-
-        Args:
-            kind: What sort of quantity.
-            state: What it returned.
-        """
-        readings = {
-            tuple(map(int, sizes)): tuple(map(float, own))
-            for sizes, own in state["samples"]
-        }
-        return cls(kind, readings, tuple(map(int, state["high"])))
-
-
-def _predicts(fit: Fit, sizes: Sizes, high: Sizes, value: float) -> bool:
-    """Whether a reading is what a settled fit says: then the same fit results."""
-    if not fit.is_settled or fit.outside(sizes, high):
-        return False
-    return abs(fit.predict(sizes) - value) <= 1e-9 * max(1.0, abs(value))
-
-
-def _forget_one(readings: dict[Sizes, tuple[float, ...]]) -> None:
-    """Drop the oldest shape that is not the largest in any size."""
-    high = tuple(map(max, *readings))
-    is_low = (s for s in readings if not any(map(operator.eq, s, high)))
-    del readings[next(is_low, next(iter(readings)))]
-
-
-class Series:
-    """Predicts one quantity at any shape, from its samples. It is immutable.
-
-    If no fit is trusted, a measured shape is predicted from its own samples. An
-    estimator that fails is not trusted, and raises no error, because the caller runs
-    inside the user's training step.
-
-    Args:
-        samples: The samples.
-        scale: The growth of a step in bytes, of which tolerances are shares.
-    """
-
-    __slots__ = ("_samples", "_scale")
-
-    def __init__(self, samples: Samples, scale: float) -> None:
-        self._samples = samples
-        self._scale = scale
-
-    def __len__(self) -> int:
-        """Return the number of distinct shapes kept."""
-        return len(self._samples.readings)
+                shapes = list(readings)
+                del readings[shapes[oldest_small(shapes)]]
+        return Series(self.kind, readings, high, fit)
 
     @property
     def most(self) -> float:
         """The largest reading; 0 before any."""
-        return max(map(max, self._samples.readings.values()), default=0.0)
+        return max(map(max, self.readings.values()), default=0.0)
 
-    def __repr__(self) -> str:
-        """Show how much was measured."""
-        return f"Series({len(self)} shapes)"
-
-    def predict(self, sizes: Sizes) -> float:
+    def predict(self, sizes: Sizes, scale: float = 0.0) -> float:
         """Return the value at one shape, 0 if none was ever measured.
 
         Where it cannot be negative, it is at least 0.
+
+        Args:
+            sizes: The shape.
+            scale: The growth of a step in bytes, of which tolerances are shares.
         """
-        samples = self._samples
-        if not samples.readings or len(sizes) != len(samples.high):
+        if not self.readings or len(sizes) != len(self.high):
             return 0.0
-        kind, own = samples.kind, samples.readings.get(sizes, ())
-        fit, value = samples.fit(), math.nan
-        if fit is not None and (not own or fit.is_trusted(self._scale)):
-            value, _ = self._answer(fit, sizes)
+        kind, own = self.kind, self.readings.get(sizes, ())
+        fit, value = self.fit(), math.nan
+        if fit is not None and (not own or fit.is_trusted(scale)):
+            value, _ = _answer(fit, sizes, scale)
         if math.isnan(value):
             value = self._by_readings(own)
         if kind.is_transient and len(own) >= _REPEATS:
@@ -206,36 +144,63 @@ class Series:
         """Return the readings' value at this shape; without any, the largest of all."""
         if not own:
             return self.most
-        return max(own) if self._samples.kind.nonnegative else median(own)
+        return max(own) if self.kind.nonnegative else median(own)
 
-    def why_unknown(self, sizes: Sizes) -> str:
-        """Return why a prediction at these sizes is not trusted; "" if it is."""
-        samples = self._samples
-        if not samples.readings:
-            return "never measured"
-        if len(sizes) != len(samples.high):
+    def why_unknown(self, sizes: Sizes, scale: float = 0.0) -> str:
+        """Return why a prediction at these sizes is not trusted; "" if it is.
+
+        Args:
+            sizes: The shape.
+            scale: As for `predict`.
+        """
+        if not self.readings:
+            return NEVER
+        if len(sizes) != len(self.high):
             return "measured with another number of sizes"
-        own = samples.readings.get(sizes, ())
-        if len(own) >= (_REPEATS if samples.kind.noise else 1):
+        own = self.readings.get(sizes, ())
+        if len(own) >= (_REPEATS if self.kind.noise else 1):
             return ""
-        fit = samples.fit()
-        why_not = samples.why_not
+        fit, why_not = self.fit(), self.why_not
         if fit is not None:
-            if not fit.is_trusted(self._scale):
-                return f"{len(self)} shapes measured, not enough to trust a fit"
-            reason = fit.outside(sizes, samples.high, self._scale)
+            if not fit.is_trusted(scale):
+                n_shapes = len(self.readings)
+                return f"{n_shapes} shapes measured, not enough to trust a fit"
+            reason = fit.outside(sizes, self.high, scale)
             if reason:
                 return reason
-            _, why_not = self._answer(fit, sizes)
+            _, why_not = _answer(fit, sizes, scale)
         return f"the predictor failed: {why_not}" if why_not else ""
 
-    def _answer(self, fit: Fit, sizes: Sizes) -> tuple[float, str]:
-        """Ask a fit; NaN where it fails, and why it did."""
-        try:
-            value = fit.predict(sizes, self._scale)
-        except Exception as error:  # a user's estimator must not end the step
-            return math.nan, _failure_text(error)
-        return (value, "") if math.isfinite(value) else (math.nan, f"it says {value}")
+    def state_dict(self) -> dict[str, Any]:
+        """Return the readings as lists, ready for JSON; fits are made anew."""
+        samples = [[list(sizes), list(own)] for sizes, own in self.readings.items()]
+        return {"samples": samples, "high": list(self.high)}
+
+    @classmethod
+    def from_state(cls, kind: Kind, state: Mapping[str, Any]) -> Series:
+        """Return the series from what ``state_dict`` returned.
+
+        Args:
+            kind: What sort of quantity.
+            state: What it returned.
+        """
+        return cls(kind, dict(as_tuples(state["samples"])), tuple(state["high"]))
+
+
+def _predicts(fit: Fit, sizes: Sizes, high: Sizes, value: float) -> bool:
+    """Whether a reading is what a settled fit says: then the same fit results."""
+    if not fit.is_settled or fit.outside(sizes, high):
+        return False
+    return abs(fit.predict(sizes) - value) <= 1e-9 * max(1.0, abs(value))
+
+
+def _answer(fit: Fit, sizes: Sizes, scale: float) -> tuple[float, str]:
+    """Ask a fit; NaN where it fails, and why it did."""
+    try:
+        value = fit.predict(sizes, scale)
+    except Exception as error:  # a user's estimator must not end the step
+        return math.nan, _failure_text(error)
+    return (value, "") if math.isfinite(value) else (math.nan, f"it says {value}")
 
 
 def _failure_text(error: Exception) -> str:

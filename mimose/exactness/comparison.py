@@ -17,13 +17,13 @@ recomputed, but the report says that it is not exact.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any, TypeAlias
 
 import torch
 
 from mimose.exactness.layer import Layer
 from mimose.inputs.compiled import SCRIPTED, code_in_graph
-from mimose.tensors import bits, is_plain, tensors_in
+from mimose.tensors import is_plain, sum_of_words, tensors_in
 from mimose.torch_private import next_sequence_number
 from mimose.types import OnRecompute
 
@@ -32,50 +32,31 @@ _GROUPS = 16
 group change places, that is not noticed."""
 
 
-class Fingerprint(NamedTuple):
-    """Checksums of an output's tensors."""
+_Fingerprint: TypeAlias = "list[tuple[torch.Size, torch.Tensor]]"
+"""The shape and checksums of each tensor of an output."""
 
-    kinds: list[tuple[torch.Size, torch.device]]
-    sums: list[torch.Tensor]
-    """Those of each tensor's bits, on its device."""
 
-    @classmethod
-    def of(cls, output: Any) -> Fingerprint | None:
-        """Return the checksums of an output; None if it cannot be read."""
-        tensors = list(tensors_in(output))
-        if not all(map(is_plain, tensors)):
-            return None
-        with torch.no_grad():
-            return cls(
-                [(t.shape, t.device) for t in tensors], list(map(_sums, tensors))
-            )
-
-    @property
-    def is_on_cpu(self) -> bool:
-        """Whether all tensors are on the CPU."""
-        return all(total.is_cpu for total in self.sums)
-
-    def differences(self, other: Fingerprint) -> list[torch.Tensor]:
-        """Return flags; one is true if the other fingerprint differs."""
-        if self.kinds != other.kinds:
-            return [torch.tensor(True)]
-        pairs = zip(self.sums, other.sums, strict=True)
-        return [(one != another).any() for one, another in pairs]
+def _fingerprint(output: Any) -> _Fingerprint | None:
+    """Return the fingerprint of an output; None if it cannot be read."""
+    tensors = list(tensors_in(output))
+    if not all(map(is_plain, tensors)):
+        return None
+    return [(tensor.shape, _sums(tensor.detach())) for tensor in tensors]
 
 
 def _sums(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum a tensor's words in a few groups, because one sum ignores their order.
+    """Sum a tensor's words in a few groups, because one sum ignores their order."""
+    groups = tensor.contiguous().flatten().chunk(_GROUPS)
+    return torch.stack(list(map(sum_of_words, groups)))
 
-    Words of 8 bytes are summed in place; torch would copy narrower ones.
-    """
-    flat = bits(tensor.contiguous()).flatten()
-    size = flat.element_size()
-    n_whole = flat.nbytes // (8 * _GROUPS) * (8 * _GROUPS) // size
-    whole = flat[:n_whole]
-    if whole.storage_offset() * size % 8:
-        whole = whole.clone()
-    groups = whole.view(torch.int64).view(_GROUPS, -1).sum(1)
-    return torch.cat((groups, flat[n_whole:].sum(dtype=torch.int64).view(1)))
+
+def _differences(one: _Fingerprint, other: _Fingerprint) -> list[torch.Tensor]:
+    """Return flags; one is true if two fingerprints differ."""
+    kinds = [[(shape, sums.device) for shape, sums in own] for own in (one, other)]
+    if kinds[0] != kinds[1]:
+        return [torch.tensor(True)]
+    pairs = zip(one, other, strict=True)
+    return [(sums != others).any() for (_, sums), (_, others) in pairs]
 
 
 class Comparison:
@@ -89,11 +70,11 @@ class Comparison:
         self._layer = layer
         # An extra run would wait for other ranks, which do not run it.
         self._runs_twice = layer.is_doubted and not layer.waits
-        self._seen: Fingerprint | None = None
+        self._seen: _Fingerprint | None = None
 
     def take(self, output: Any) -> None:
         """Record what the forward returned."""
-        self._seen = Fingerprint.of(output)
+        self._seen = _fingerprint(output)
 
     def compared(self, on_recompute: OnRecompute | None) -> OnRecompute:
         """Return an `on_recompute` that also compares.
@@ -104,15 +85,14 @@ class Comparison:
 
         def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
             seen = self._seen
-            twice = seen is not None and self._runs_twice
-            trial = _trial(forward) if twice else None
+            trial = _trial(forward) if seen is not None and self._runs_twice else None
             began = next_sequence_number()
             output = forward() if on_recompute is None else on_recompute(forward, given)
             if not self._layer.is_compiled and code_in_graph(output, began)[1]:
                 self._layer.fail(SCRIPTED)
-            again = None if seen is None else Fingerprint.of(output)
-            if seen is None or again is None:
-                self._layer.note_compared(is_doubted=False)
+            again = None if seen is None else _fingerprint(output)
+            if seen is None or again is None:  # they cannot be compared
+                self._settle(is_other=False, is_unsteady=False, is_clear=True)
             else:
                 self._ask(seen, trial, again)
             return output
@@ -120,60 +100,50 @@ class Comparison:
         return run
 
     def _ask(
-        self, seen: Fingerprint, trial: Fingerprint | None, again: Fingerprint
+        self, seen: _Fingerprint, trial: _Fingerprint | None, again: _Fingerprint
     ) -> None:
-        flags = seen.differences(again)
+        flags = _differences(seen, again)
         n_first = len(flags)
+        is_on_cpu = all(sums.is_cpu for _, sums in again)
         if trial is not None:
-            flags += trial.differences(again)
+            flags += _differences(trial, again)
 
         def tell(differ: Sequence[bool]) -> None:
-            is_other = any(differ[:n_first])
-            is_decided = trial is not None or again.is_on_cpu or self._layer.waits
-            if is_other and not is_decided:
-                self._layer.note_compared(is_doubted=True)
-            else:
-                self._settle(
-                    is_other=is_other,
-                    is_unsteady=any(differ[n_first:]),
-                    may_be_unsteady=not (again.is_on_cpu or trial is not None),
-                )
+            is_other, is_unsteady = any(differ[:n_first]), any(differ[n_first:])
+            self._settle(is_other, is_unsteady, is_on_cpu or trial is not None)
 
-        self._layer.device_checks.defer(flags, tell)
+        self._layer.findings.defer(flags, tell)
 
-    def _settle(
-        self, *, is_other: bool, is_unsteady: bool, may_be_unsteady: bool
-    ) -> None:
-        layer = self._layer
-        was_doubted, layer.is_doubted = layer.is_doubted, False
-        layer.is_compared = not is_other or is_unsteady or may_be_unsteady
+    def _settle(self, is_other: bool, is_unsteady: bool, is_clear: bool) -> None:
+        """Decide what a difference means; it is clear on a CPU, or after a trial."""
+        layer, was_doubted = self._layer, self._layer.is_doubted
+        layer.is_doubted = is_other and not is_clear and not layer.waits
+        is_unknown = is_other and not is_clear and layer.waits
+        layer.is_compared = not is_other or is_unsteady or is_unknown
+        why = ""
         if is_unsteady:
-            layer.note_inexact(
+            why = (
                 "two recomputations from the same state differ, because its kernels "
                 "are not deterministic on this device (see "
                 "torch.use_deterministic_algorithms)"
             )
-        elif is_other and may_be_unsteady:
-            layer.note_inexact(
+        elif is_unknown:
+            why = (
                 "its recomputation differed from its forward; the reason is not known, "
                 "because a second run would need all ranks"
             )
-        elif is_other:
+        elif is_other and is_clear:
             layer.keep(
                 "a second run with the same input returned something else; until now "
                 "its gradients were those of the second run"
             )
-        elif was_doubted:
-            layer.note_inexact(
-                "one recomputation differed from its forward, and a later one did not"
-            )
+        elif was_doubted and not is_other:
+            why = "one recomputation differed from its forward, and a later one did not"
+        if why:
+            layer.findings.note_inexact(layer, why)
 
 
-def _trial(forward: Callable[[], Any]) -> Fingerprint | None:
+def _trial(forward: Callable[[], Any]) -> _Fingerprint | None:
     """Recompute once more, without counting its saved tensors."""
-    with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, _same):
-        return Fingerprint.of(forward())
-
-
-def _same(saved: torch.Tensor) -> torch.Tensor:
-    return saved
+    with torch.autograd.graph.saved_tensors_hooks(torch.Tensor.detach, lambda t: t):
+        return _fingerprint(forward())

@@ -1,10 +1,18 @@
-"""Which layers must be kept, and which are not exact when recomputed, and why."""
+"""Which layers must be kept, and which are not exact when recomputed, and why.
+
+Note: [Deferred device checks]
+To read a number from an accelerator, the host waits until all queued work is done. So
+the flags of a step are read together at the end of its backward: one wait for all
+checks, none if there are no checks.
+"""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
 
 from mimose.cost.learner import Learner
 
@@ -13,6 +21,8 @@ if TYPE_CHECKING:
     from mimose.exactness.side_effects import Given
 
 _log = logging.getLogger(__name__)
+
+_Deferred: TypeAlias = "tuple[Sequence[torch.Tensor], Callable[[list[bool]], None]]"
 
 
 class Findings:
@@ -30,6 +40,7 @@ class Findings:
         read: What recomputed calls of this step were given.
         impure: Layers that cannot run again, found in this step.
         on_compiled: Called when a layer turns out to run compiled code.
+        deferred: Flags not read yet, and the functions that take their values.
     """
 
     def __init__(self, names: Sequence[str], learner: Learner) -> None:
@@ -42,6 +53,7 @@ class Findings:
         self.read: list[tuple[Layer, Given]] = []
         self.impure: dict[Layer, str] = {}
         self.on_compiled: Callable[[], object] = lambda: None
+        self.deferred: list[_Deferred] = []
 
     def keep(self, layer: Layer, why: str) -> None:
         """Never recompute a layer again."""
@@ -58,9 +70,13 @@ class Findings:
         )
 
     def keep_alike(self, layer: Layer, why: str) -> None:
-        """Never recompute a layer again, nor the layers that are built like it."""
+        """Never recompute a layer again, nor layers that are built like it.
+
+        If an earlier recomputation was right, the cause is in this call and not in how
+        the layer is built: then only this layer is kept.
+        """
         self.keep(layer, why)
-        if not self.families:
+        if layer.is_compared or not self.families:
             return
         family = self.families[layer.index]
         for index, name in enumerate(self._names):
@@ -80,10 +96,6 @@ class Findings:
     def _keep_only(self, index: int) -> None:
         self._learner.restrict(index, [self._learner.model.menu.first])
 
-    def note_change(self) -> None:
-        """Record that calls of a layer have shown something, or will."""
-        self.version += 1
-
     def note_inexact(self, layer: Layer, why: str) -> None:
         """Record a layer that is recomputed, but not to the bit."""
         if not self.inexact:
@@ -95,15 +107,35 @@ class Findings:
             )
         self.inexact.setdefault(layer.name, why)
 
-    def state_dict(self) -> dict[str, Any]:
-        """Return which layers are kept, and why, as plain JSON data."""
-        return dict(self.kept)
+    def defer(
+        self, flags: Sequence[torch.Tensor], then: Callable[[list[bool]], None]
+    ) -> None:
+        """Read flags after the step; at once if all are on a CPU.
+
+        Args:
+            flags: Tensors of one truth value each.
+            then: Called with their values.
+        """
+        if all(flag.is_cpu for flag in flags):
+            then(list(map(bool, flags)))
+        else:
+            self.deferred.append((flags, then))
+
+    def read_deferred(self) -> None:
+        """Read all deferred flags, with one copy from one accelerator."""
+        deferred, self.deferred = self.deferred, []
+        flags = [flag for flags, _ in deferred for flag in flags]
+        device = next((flag.device for flag in flags if not flag.is_cpu), "cpu")
+        there = [flag.to(device, non_blocking=True) for flag in flags]
+        answers = iter(torch.stack(there).tolist() if there else ())
+        for own, then in deferred:
+            then([next(answers) for _ in own])
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Keep also the layers that another session had to keep.
 
         Args:
-            state: What ``state_dict`` returned.
+            state: Its `kept`.
         """
         saved = {str(name): str(why) for name, why in state.items()}
         self.kept = {**saved, **self.kept}

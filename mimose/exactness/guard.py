@@ -5,8 +5,8 @@ A layer reads its attributes (a dropout's ``p``, a flag, a list), modules, weigh
 buffers and hooks when its forward runs, and again when it is recomputed. Other code may
 change them between the two. A recomputation that ends early may also leave a value that
 the rest of the forward would have reset. All of these are values in dictionaries. So
-the guard records them when a call enters: all values by identity, and the content of
-lists, dicts and sets as well. If a value has changed by the recomputation, the guard
+a `Layer` records them when a call enters: all values by identity, and the content of
+lists, dicts and sets as well. If a value has changed by the recomputation, the layer
 restores it for the recomputation, and afterwards puts back the newer value. The same
 holds for attributes of plain objects that layers hold, such as a configuration. While
 nothing changes, one record serves all calls.
@@ -21,19 +21,16 @@ the recomputation raises an error. Writes through ``.data`` cannot be detected.
 
 from __future__ import annotations
 
-import contextlib
 import operator
-import weakref
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Iterable
 from itertools import chain
 from types import FunctionType, MethodType, ModuleType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 
-from mimose.exceptions import ChangedWeightsError
 from mimose.inputs.sharding import is_sharded
 from mimose.tensors import tensors_in
 from mimose.torch_private import (
@@ -45,9 +42,6 @@ from mimose.torch_private import (
     submodules_of,
     version_of,
 )
-
-if TYPE_CHECKING:
-    from mimose.exactness.layer import Layer
 
 Key: TypeAlias = tuple[int, str]
 """The place of a tensor: its table, by identity, and its name there."""
@@ -108,7 +102,6 @@ class State:
         self.tensors.update(((id(t), ""), t) for t in others)
         self._all = list(self.tensors.values())
         self._learn = list(map(_LEARNS, self._all))
-        self._watched: tuple[Collection[Key], list[torch.Tensor]] | None = None
 
     def _note(
         self, table: dict[str, Any], copied: dict[str, Any], name: str, value: Any
@@ -159,17 +152,12 @@ class State:
                 table.update({name: now[name] for name in before if name in now})
         for value, content in zip(self._containers, self._contents, strict=True):
             if not _same(value, content):
-                _fill(value, _copied(content))
+                value.clear()
+                refill = getattr(value, "extend", None) or value.update
+                refill(_copied(content))
         for tensor, learns in zip(self._all, self._learn, strict=True):
             if tensor.requires_grad != learns:
                 tensor.requires_grad_(learns)
-
-    def watched(self, left_out: Collection[Key]) -> list[torch.Tensor]:
-        """Return the tensors that nothing may edit: all but those left out."""
-        if self._watched is None or self._watched[0] is not left_out:
-            found = [t for key, t in self.tensors.items() if key not in left_out]
-            self._watched = left_out, found
-        return self._watched[1]
 
 
 def _same(value: Any, content: Any) -> bool:
@@ -205,15 +193,6 @@ def _copied(value: Any) -> Any:
             if type(item) in _CONTAINERS or type(item) is tuple:
                 found[key] = _copied(item)
     return found
-
-
-def _fill(container: Any, content: Any) -> None:
-    """Restore the content of a container."""
-    container.clear()
-    if isinstance(container, (list, deque)):
-        container.extend(content)
-    else:
-        container.update(content)
 
 
 # ------------------------------------------------------------------ of a layer, a model
@@ -266,17 +245,9 @@ def state_of_layer(modules: tuple[nn.Module, ...]) -> State:
             tables += chain.from_iterable(forward_hooks_of(module))
     tables += chain.from_iterable(global_forward_hooks)
     tables += held_objects(modules)
-    return State(_dicts(tables), chain.from_iterable(sharded.values()))
-
-
-def _dicts(tables: Iterable[Any]) -> list[dict[str, Any]]:
-    """Leave out tables of scripted modules: they are no dicts, and cannot change."""
-    return [table for table in tables if isinstance(table, dict)]
-
-
-def _hooks_inside(modules: Iterable[nn.Module]) -> list[Any]:
-    tables = (hooks for module in modules for hooks, _ in forward_hooks_of(module))
-    return list(chain.from_iterable(map(dict.values, tables)))
+    # Those of scripted modules are no dicts, and cannot change.
+    own = [table for table in tables if isinstance(table, dict)]
+    return State(own, chain.from_iterable(sharded.values()))
 
 
 class Found(NamedTuple):
@@ -292,79 +263,8 @@ class Found(NamedTuple):
         """Whether a tensor was edited since."""
         return list(map(version_of, self.tensors)) != self.versions
 
-
-class ModuleGuard:
-    """Restores a layer's state for its recomputations: [As a call finds it].
-
-    Args:
-        layer: The layer.
-    """
-
-    def __init__(self, layer: Layer) -> None:
-        self._layer = layer
-        self._last: State | None = None
-        self._hooks: list[weakref.ref[Any]] = []
-        """Hooks on modules inside, in the last call."""
-        self.has_new_hooks = False
-        """Whether the last call found new hooks."""
-
-    def enter(self) -> Found:
-        """Return the state that a call finds that begins now.
-
-        If the layer's modules or tensors have changed, the layer is notified.
-        """
-        state, self.has_new_hooks = self._last, False
-        if state is None or not state.is_now():
-            modules = tuple(self._layer.module.modules())
-            state = state_of_layer(modules)
-            self._layer.renew(modules, state.tensors.keys())
-            known = {id(ref()) for ref in self._hooks}
-            hooks = _hooks_inside(modules)
-            self.has_new_hooks = not {id(hook) for hook in hooks} <= known
-            self._hooks = [weakref.ref(hook) for hook in hooks]
-            is_passing = state.trouble or state.has_graph or self.has_new_hooks
-            self._last = None if is_passing else state
-        return self.left(state)
-
-    def left(self, state: State) -> Found:
-        """Return a state with the tensors that nothing may edit, and their versions."""
-        tensors = state.watched(self._layer.changing)
-        return Found(state, tensors, list(map(version_of, tensors)))
-
-    @contextlib.contextmanager
-    def as_found(self, found: Found, *, has_run: bool) -> Iterator[None]:
-        """Restore the state that a call found; put back today's state afterwards.
-
-        Args:
-            found: The state that the call found.
-            has_run: Whether the call has ended. It has not if the layer takes a
-                gradient in its forward, and so is recomputed within it.
-
-        Raises:
-            ChangedWeightsError: A tensor was edited since.
-        """
-        if has_run and found.are_edited:
-            raise self._changed(found)
-        state = found.state
-        is_same = state.is_now()
-        now = state if is_same else State(state.tables)
-        try:
-            if not is_same:
-                state.put()
-            yield
-        finally:
-            if not now.is_now():
-                now.put()
-
-    def _changed(self, found: Found) -> ChangedWeightsError:
-        pairs = zip(found.tensors, found.versions, strict=True)
-        edited = next(t for t, counted in pairs if version_of(t) != counted)
-        places = found.state.tensors.items()
-        name = next(name for (_, name), tensor in places if tensor is edited)
-        msg = (
-            f"{name or 'a weight'!r} of {self._layer.name} was edited in place after "
-            f"its forward and before its backward (by an optimizer step?), so a "
-            f"recomputation would give wrong gradients. Run the backward first, or "
-            f"exclude the layer with attach(layers=...)"
-        )
-        return ChangedWeightsError(msg)
+    def edited(self) -> list[Key]:
+        """Return the places of the tensors that were edited since."""
+        pairs = zip(self.tensors, self.versions, strict=True)
+        edited = {id(tensor) for tensor, old in pairs if version_of(tensor) != old}
+        return [key for key, t in self.state.tensors.items() if id(t) in edited]

@@ -2,41 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
-from itertools import compress
+import contextlib
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from itertools import chain, compress
 from typing import Any, NoReturn
 
 from torch import nn
 
-from mimose.exactness.device_checks import DeviceChecks
 from mimose.exactness.findings import Findings
-from mimose.exactness.guard import Found, Key, ModuleGuard
+from mimose.exactness.guard import Found, Key, State, state_of_layer
 from mimose.exactness.side_effects import (
     FirstCall,
-    Given,
     TensorSlot,
     accelerators_of,
     tensor_slots,
 )
-from mimose.exceptions import LateChangeError, RecomputationError
+from mimose.exceptions import ChangedWeightsError, LateChangeError, RecomputationError
 from mimose.inputs.compiled import SCRIPTED, code_inside
 from mimose.tensors import operators_of
+from mimose.torch_private import forward_hooks_of, version_of
 
 CONTAINED = "it edits a tensor in a list or dict that it owns"
 
 _MOST_NEW_HOOKS = 3
 _FILLS_LATER = "RreluWithNoiseBackward"
-
-
-def note_shared_weights(layers: Sequence[Layer]) -> None:
-    """Mark layers that have a weight in common."""
-    owners: dict[int, set[int]] = {}
-    for layer in layers:
-        for weight in layer.module.parameters():
-            owners.setdefault(id(weight), set()).add(layer.index)
-    shared = set().union(*(who for who in owners.values() if len(who) > 1))
-    for layer in layers:
-        layer.shares_weights = layer.index in shared
 
 
 class Layer:
@@ -54,22 +44,15 @@ class Layer:
         name: Its qualified name.
         module: The module.
         findings: Records what is found about it.
-        device_checks: Read flags on an accelerator after the step.
     """
 
     def __init__(
-        self,
-        index: int,
-        name: str,
-        module: nn.Module,
-        findings: Findings,
-        device_checks: DeviceChecks,
+        self, index: int, name: str, module: nn.Module, findings: Findings
     ) -> None:
         self.index = index
         self.name = name
         self.module = module
-        self._findings = findings
-        self.device_checks = device_checks
+        self.findings = findings
         self.slots: tuple[TensorSlot, ...] = ()
         """Places of tensors that its calls were seen to change."""
         self.changing: Collection[Key] = frozenset()
@@ -96,50 +79,39 @@ class Layer:
         self.forward: Callable[..., Any] = module.forward
         self.waits = False
         """Whether its forward waits for other ranks, so that ranks agree on actions."""
-        self.shares_weights = False
-        """Whether another layer has one of its weights."""
         self._layout: object = None
+        self._last: State | None = None
+        """The state that the last call found, if the next one may find it too."""
+        self._hooks: list[weakref.ref[Any]] = []
+        """Hooks on modules inside, in the last call."""
+        self.has_new_hooks = False
+        """Whether the last call found new hooks."""
         self._note_modules()
-        self.guard = ModuleGuard(self)
-        self.guard.enter()
+        self.enter()
 
-    def plan(self, actions: tuple[str, ...], kept: str) -> None:
+    def plan(self, actions: tuple[str, ...], kept: str, is_measured: bool) -> None:
         """Set the actions of a step's calls, before the first call.
 
         Args:
             actions: By call.
             kept: The name of `keep`.
+            is_measured: Whether the step is measured.
         """
         self.actions, self.n_calls, self.n_straight = actions, 0, 0
-        if self.is_known:
+        if self.is_known and not is_measured:
             is_other = (i for i, action in enumerate(actions) if action != kept)
             self.n_straight = next(is_other, len(actions))
-
-    def take_over(self, forward: Callable[..., Any]) -> None:
-        """Record its original forward, which has been replaced."""
-        self.forward = forward
 
     # --------------------------------------------------------------- what may not be
 
     @property
     def is_kept(self) -> bool:
         """Whether it was found that it cannot be recomputed."""
-        return self.name in self._findings.kept
+        return self.name in self.findings.kept
 
     def keep(self, why: str) -> None:
         """Never recompute it again."""
-        self._findings.keep(self, why)
-
-    def keep_alike(self, why: str) -> None:
-        """Never recompute it again, nor layers that are built like it.
-
-        If an earlier recomputation was right, the cause is in this call and not in how
-        the layer is built: then only this layer is kept.
-        """
-        if self.is_compared:
-            self._findings.keep(self, why)
-        else:
-            self._findings.keep_alike(self, why)
+        self.findings.keep(self, why)
 
     def fail(self, why: str, cause: Exception | None = None) -> NoReturn:
         """Raise the error of a recomputation that differs from its forward.
@@ -151,7 +123,7 @@ class Layer:
         Raises:
             RecomputationError: Always.
         """
-        self.keep_alike(why)
+        self.findings.keep_alike(self, why)
         msg = (
             f"{self.name} cannot be recomputed: {why}. It is kept from the next step "
             f"on. This step's gradients are incomplete: zero them and go on, or run "
@@ -168,11 +140,7 @@ class Layer:
     def exclude(self, action: str, why: str) -> None:
         """Never use an action for it again."""
         self.excluded.add(action)
-        self._findings.exclude(self, action, why)
-
-    def note_inexact(self, why: str) -> None:
-        """Record that it is recomputed, but not bit for bit."""
-        self._findings.note_inexact(self, why)
+        self.findings.exclude(self, action, why)
 
     # ---------------------------------------------------------------- what calls tell
 
@@ -188,18 +156,16 @@ class Layer:
         Returns:
             Why it may not be recomputed; "" if it may.
         """
-        changed, asked = first.changed()
-        unclear = [slot for slot, _ in asked]
+        changed, unclear = first.changed()
         known = {*self.slots, *changed}
         self._save({*known, *unclear})
         self.is_known = True
-        self._findings.note_change()
+        self.findings.version += 1
 
         def tell(differ: Sequence[bool]) -> None:
             self._save({*known, *compress(unclear, differ)})
 
-        if asked:
-            self.device_checks.defer([flag for _, flag in asked], tell)
+        self.findings.defer(list(unclear.values()), tell)
         return first.why_impure()
 
     def _save(self, slots: Iterable[TensorSlot]) -> None:
@@ -212,22 +178,10 @@ class Layer:
             return self.slots
         return (*self.slots, *tensor_slots(self.module.modules()))
 
-    def note_compared(self, *, is_doubted: bool) -> None:
-        """Record that a recomputation was compared, and whether it differed."""
-        self.is_doubted, self.is_compared = is_doubted, not is_doubted
-
-    def note_read(self, given: Given) -> None:
-        """Record the inputs of a call that will be recomputed."""
-        self._findings.read.append((self, given))
-
-    def note_impure(self, why: str) -> None:
-        """Record that the running step showed that it must not be recomputed."""
-        self._findings.impure[self] = why
-
     def note_compiled(self) -> None:
         """Record that a call ran compiled code."""
         self.is_compiled = True
-        self._findings.on_compiled()
+        self.findings.on_compiled()
 
     def note_way(self, n_saved: int, output: object, began: int) -> None:
         """Record a call's path: see Note: [Where a recomputation may end].
@@ -243,20 +197,6 @@ class Layer:
             if any(name.startswith(_FILLS_LATER) for name in names):
                 self.runs_to_end = True
 
-    def renew(self, modules: tuple[nn.Module, ...], tensors: Collection[Key]) -> None:
-        """Record its modules and tensors; if they have changed, learn it again.
-
-        Args:
-            modules: Its module and those inside.
-            tensors: Places of its tensors.
-        """
-        own = frozenset(key for key in tensors if "." not in key[1])
-        before, self._layout = self._layout, (modules, own)
-        if before is not None and before != self._layout:
-            self._note_modules()
-            self._save(())
-            self.forget()
-
     def _note_modules(self) -> None:
         has_compiled, has_scripted = code_inside(self.module)
         self.is_compiled = has_compiled or has_scripted
@@ -271,22 +211,63 @@ class Layer:
         self.is_known = self.is_compared = self.is_doubted = False
         self.n_straight = 0
         self._ways.clear()
-        self._findings.note_change()
+        self.findings.version += 1
 
-    def _edits(self, found: Found) -> list[Any]:
-        """Return the places of the tensors that a call has edited."""
-        now = self.guard.left(found.state).versions
-        pairs = zip(found.tensors, found.versions, now, strict=True)
-        edited = {id(tensor) for tensor, before, after in pairs if before != after}
-        return [k for k, tensor in found.state.tensors.items() if id(tensor) in edited]
+    # --------------------------------------------------------- what a call has found
 
-    def contained_edits(self, found: Found) -> bool:
-        """Whether a call has edited a tensor in a container that the layer owns.
+    def enter(self) -> Found:
+        """Return the state that a call finds that begins now.
+
+        See Note: [As a call finds it] of `mimose.exactness.guard`.
+        If its modules or tensors have changed, its calls show anew what they change.
+        """
+        state, self.has_new_hooks = self._last, False
+        if state is None or not state.is_now():
+            modules = tuple(self.module.modules())
+            state = state_of_layer(modules)
+            own = frozenset(key for key in state.tensors if "." not in key[1])
+            before, self._layout = self._layout, (modules, own)
+            if before is not None and before != self._layout:
+                self._note_modules()
+                self._save(())
+                self.forget()
+            known = {id(ref()) for ref in self._hooks}
+            tables = chain.from_iterable(map(forward_hooks_of, modules))
+            hooks = [hook for own, _ in tables for hook in own.values()]
+            self.has_new_hooks = not {id(hook) for hook in hooks} <= known
+            self._hooks = [weakref.ref(hook) for hook in hooks]
+            is_passing = state.trouble or state.has_graph or self.has_new_hooks
+            self._last = None if is_passing else state
+        return self.left(state)
+
+    def left(self, state: State) -> Found:
+        """Return a state with the tensors that nothing may edit, and their versions."""
+        tensors = [t for key, t in state.tensors.items() if key not in self.changing]
+        return Found(state, tensors, list(map(version_of, tensors)))
+
+    @contextlib.contextmanager
+    def as_found(self, found: Found, *, has_run: bool) -> Iterator[None]:
+        """Restore the state that a call found; put back today's state afterwards.
 
         Args:
             found: The state that the call found.
+            has_run: Whether the call has ended. It has not if the layer takes a
+                gradient in its forward, and so is recomputed within it.
+
+        Raises:
+            ChangedWeightsError: A tensor was edited since.
         """
-        return any("." in key[1] for key in self._edits(found))
+        if has_run and found.are_edited:
+            raise self._changed(found)
+        state = found.state
+        now = state if state.is_now() else State(state.tables)
+        try:
+            if now is not state:
+                state.put()
+            yield
+        finally:
+            if not now.is_now():
+                now.put()
 
     def raise_if_changed_late(self, found: Found) -> None:
         """Raise an error if its forward edited a tensor for the first time.
@@ -298,8 +279,18 @@ class Layer:
             LateChangeError: It did.
         """
         if found.are_edited:
-            edited = self._edits(found)
+            edited = found.edited()
             self.forget()
             if any("." in key[1] for key in edited):
                 self.keep(CONTAINED)
             raise LateChangeError(self.name, edited)
+
+    def _changed(self, found: Found) -> ChangedWeightsError:
+        _, name = found.edited()[0]
+        msg = (
+            f"{name or 'a weight'!r} of {self.name} was edited in place after "
+            f"its forward and before its backward (by an optimizer step?), so a "
+            f"recomputation would give wrong gradients. Run the backward first, or "
+            f"exclude the layer with attach(layers=...)"
+        )
+        return ChangedWeightsError(msg)

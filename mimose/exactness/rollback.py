@@ -5,12 +5,11 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from itertools import chain, compress
+from itertools import compress
 
 import torch
 from torch import nn
 
-from mimose.exactness.device_checks import DeviceChecks
 from mimose.exactness.findings import Findings
 from mimose.exactness.guard import Key, State, held_objects
 from mimose.exactness.layer import Layer
@@ -27,7 +26,6 @@ from mimose.torch_private import (
     buffers_of,
     cached_parametrizations,
     submodules_of,
-    version_of,
 )
 
 _READ = operator.methodcaller("read")
@@ -52,51 +50,30 @@ class Snapshot:
         tables = [*map(vars, users), *map(submodules_of, users), *held_objects(users)]
         tables += [table for m in modules if (table := buffers_of(m))]
         self._tables = [table for table in tables if isinstance(table, dict)]
-        self._others = [vars(m) for m in modules if not _is_of_users(m)]
-        self._found = list(chain.from_iterable(map(dict.values, self._others)))
-        """The attributes of torch's own modules, on which users may put theirs."""
         self._state: State | None = None
         self._changing = list(dict.fromkeys(changing))
         others = set(tensor_slots(modules)).difference(self._changing)
         self._small = [slot for slot in others if _is_small(slot.now())]
         self._large = others.difference(self._small)
-        self._constants = SavedTensors(())
-        self._constant: list[torch.Tensor] = []
-        self._versions: list[int] | None = None
-        """Small tensors that have not changed yet: copies, tensors, versions."""
         self.saved = SavedTensors(())
 
-    def take(self, *, is_wide: bool = True, is_current: bool = False) -> None:
+    def take(self, *, is_wide: bool = True) -> None:
         """Take the snapshot, in place of an earlier one.
 
         Args:
             is_wide: Whether to save all tensors that might change.
-            is_current: Whether `is_current` has just said so.
         """
         self._restore_random = saved_random_state(self._devices)
         self._computed = set(cached_parametrizations())
         self._drawn = list(map(_READ, self._generators))
-        if not is_current and (self._state is None or not self._state.is_now()):
-            self._state, self._versions = State(self._tables), None
-        if is_wide or list(map(version_of, self._constant)) != self._versions:
-            self._constants = SavedTensors(self._small)
-            self._constant = [t for s in self._small if (t := s.now()) is not None]
-            self._versions = list(map(version_of, self._constant))
-        slots = [*self._changing, *self._large] if is_wide else self._changing
-        self.saved = self._constants
-        if slots:
-            self.saved = SavedTensors(slots)
-            self.saved.states += self._constants.states
+        if self._state is None or not self._state.is_now():
+            self._state = State(self._tables)
+        large = self._large if is_wide else ()
+        self.saved = SavedTensors([*self._changing, *self._small, *large])
 
-    def is_current(self) -> bool:
-        """Whether the model's attributes are what they were when it was taken."""
-        found = list(chain.from_iterable(map(dict.values, self._others)))
-        return (
-            self._state is not None
-            and self._state.is_now()
-            and len(found) == len(self._found)
-            and all(map(operator.is_, found, self._found))
-        )
+    def is_now(self) -> bool:
+        """Whether the modules' attributes are what they were when it was taken."""
+        return self._state is not None and self._state.is_now()
 
     def restore(self) -> None:
         """Restore everything, tensors in place."""
@@ -122,7 +99,6 @@ class Rollback:
     Args:
         model: The model.
         layers: Its layers.
-        device_checks: Read flags on an accelerator after the step.
         findings: Its version shows that more about the layers was found.
     """
 
@@ -130,29 +106,25 @@ class Rollback:
         self,
         model: nn.Module,
         layers: Sequence[Layer],
-        device_checks: DeviceChecks,
         findings: Findings,
     ) -> None:
         self._findings = findings
         self._model = model
         self._layers = layers
-        self._device_checks = device_checks
         self._changing: set[TensorSlot] = set()
         """Places that forwards were seen to change."""
         self.is_wide = True
         self._has_compared = False
         """Whether a forward was compared after all layers were known."""
-        self._n_renewed = 0
-        self._of_step: tuple[object, Snapshot] | None = None
-        """The snapshot of the last `Session.step`, and at which findings it was made.
-        To make it takes as long as a forward of many layers."""
+        self._of_step: tuple[tuple[int, Snapshot], Snapshot] | None = None
+        """The snapshot of `Session.step`, and the findings' version and the forwards'
+        snapshot of then. To make it takes as long as a forward of many layers."""
         self.renew()
 
     def renew(self) -> None:
         """Make the snapshot again, because the model's modules have changed."""
         self._version = -1
         """The findings' version when the snapshot was made."""
-        self._n_renewed += 1
         self._snapshot = self._make()
 
     @contextmanager
@@ -163,21 +135,17 @@ class Rollback:
             is_outdated: Whether the model's modules have changed since the last
                 forward.
         """
-        version = self._n_renewed, self._findings.version
-        made, self._of_step = self._of_step, None
-        if made and made[0] == version and not is_outdated and made[1].is_current():
-            snapshot = made[1]
-            snapshot.take(is_current=True)
-        else:
-            made = None  # it may hold attributes that the model has replaced
-            snapshot = self._make()
-            snapshot.take()
+        of, made = (self._findings.version, self._snapshot), self._of_step
+        self._of_step = None  # a step inside this one makes its own
+        if is_outdated or made is None or made[0] != of or not made[1].is_now():
+            made = of, self._make()
+        snapshot = made[1]
+        snapshot.take()
         try:
             yield snapshot
         finally:
             snapshot.saved = SavedTensors(())
-            if snapshot.is_current():
-                self._of_step = version, snapshot
+            self._of_step = made
 
     def _make(self) -> Snapshot:
         """Return a snapshot of what a forward changes, not yet taken."""
@@ -199,17 +167,13 @@ class Rollback:
         self._snapshot.take(is_wide=self.is_wide)
 
     def learn(self) -> None:
-        """Record what the forward has changed, if everything was saved."""
-        if not self.is_wide:
-            return
+        """Record what the forward has changed; everything was saved."""
         self._has_compared = all([u.is_known or u.is_kept for u in self._layers])
         running = running_statistics(self._model.modules())
-        changed, unclear = self._snapshot.saved.compare(running)
+        changed, asked = self._snapshot.saved.compare(running)
         self._note(changed)
-        slots, flags = [slot for slot, _ in unclear], [flag for _, flag in unclear]
-        self._device_checks.defer(
-            flags, lambda differ: self._note(compress(slots, differ))
-        )
+        flags = list(asked.values())
+        self._findings.defer(flags, lambda differ: self._note(compress(asked, differ)))
 
     def covers(self, keys: Iterable[Key]) -> bool:
         """Whether the tensors at all these places were saved."""

@@ -44,8 +44,6 @@ from mimose.torch_private import (
 
 # ------------------------------------------------------------ context
 
-Flags: TypeAlias = "list[Any]"
-
 _CPU = torch.default_generator
 _WITHOUT = frozenset(("cpu", "meta"))
 """Device types without a random state beyond the CPU's."""
@@ -55,11 +53,8 @@ _WITHOUT = frozenset(("cpu", "meta"))
 
 def accelerators(tensors: Iterable[object]) -> tuple[torch.device, ...]:
     """Return the devices of these tensors that have their own random state."""
-    found: dict[torch.device, None] = {}
-    for tensor in tensors:
-        if isinstance(tensor, torch.Tensor) and not tensor.is_cpu:
-            found[tensor.device] = None
-    return tuple([d for d in found if d.type not in _WITHOUT]) if found else ()
+    found = dict.fromkeys(t.device for t in tensors if isinstance(t, torch.Tensor))
+    return tuple([device for device in found if device.type not in _WITHOUT])
 
 
 def accelerators_of(module: nn.Module) -> tuple[torch.device, ...]:
@@ -130,7 +125,7 @@ _FLAGS: tuple[tuple[Callable[[], Any], Callable[[Any], Any]], ...] = (
 _READ = tuple(get for get, _ in _FLAGS)
 
 
-def flags_now() -> Flags:
+def flags_now() -> list[Any]:
     """Return the values of all flags.
 
     A precision that was set through torch's newer API cannot be read through the older.
@@ -141,7 +136,7 @@ def flags_now() -> Flags:
         return [*(read() for read in _READ[:-1]), _OPEN]
 
 
-def _set_flags(flags: Flags) -> None:
+def _set_flags(flags: list[Any]) -> None:
     for (_, put), is_now, value in zip(_FLAGS, flags_now(), flags, strict=True):
         if is_now != value:
             put(value)
@@ -178,9 +173,7 @@ class Context:
     def __init__(self, devices: tuple[torch.device, ...]) -> None:
         self._devices = devices
         self.draw_again = saved_random_state(devices)
-        self._kinds: tuple[str, ...] = ("cpu",)
-        if devices:
-            self._kinds = (*{device.type: None for device in devices}, "cpu")
+        self._kinds = (*{device.type: None for device in devices}, "cpu")
         self._casts = _casts(self._kinds)
         self._flags = flags_now()
 
@@ -294,54 +287,38 @@ class SavedTensors:
         for slot, state in self.states:
             slot.lend(state)
 
-    def compare(
-        self, known: Iterable[TensorSlot] = ()
-    ) -> tuple[list[TensorSlot], list[tuple[TensorSlot, torch.Tensor]]]:
+    def compare(self, known: Iterable[TensorSlot]) -> Changes:
         """Return the places that have changed, and those with a flag not read yet.
 
         Args:
             known: Places that are known to change, and need not be compared.
         """
-        known, changed, unclear = set(known), [], []
+        known, changed = set(known), []
+        unclear: dict[TensorSlot, torch.Tensor] = {}
         for slot, state in self.states:
             found = slot in known or slot.differs(state)
             if isinstance(found, torch.Tensor):
-                unclear.append((slot, found))
+                unclear[slot] = found
             elif found:
                 changed.append(slot)
         return changed, unclear
 
-    def forget_others(self, slots: Iterable[TensorSlot]) -> None:
-        """Free all copies but those of these places."""
-        kept = set(slots)
-        self.states = [(slot, state) for slot, state in self.states if slot in kept]
+
+Changes: TypeAlias = tuple[list[TensorSlot], dict[TensorSlot, torch.Tensor]]
 
 
 def tensor_slots(modules: Iterable[nn.Module]) -> list[TensorSlot]:
     """Return the places of all buffers, and of tensors among the attributes."""
-    return [
-        TensorSlot(table, name)
-        for module in modules
-        for table, names in (
-            (buffers_of(module), [name for name, _ in buffers_of(module).items()]),
-            (vars(module), [n for n, v in vars(module).items() if _is_tensor(v)]),
-        )
-        for name in names
-    ]
+    found = []
+    for module in modules:
+        buffers, own = buffers_of(module), vars(module)
+        found += [TensorSlot(buffers, name) for name, _ in buffers.items()]
+        found += [TensorSlot(own, n) for n, value in own.items() if _is_tensor(value)]
+    return found
 
 
 def _is_tensor(value: object) -> bool:
     return isinstance(value, torch.Tensor) and value.grad_fn is None
-
-
-def tensor_attributes(modules: Iterable[nn.Module]) -> list[torch.Tensor]:
-    """Return the tensors without a gradient among the modules' attributes."""
-    return [
-        value
-        for module in modules
-        for value in vars(module).values()
-        if isinstance(value, torch.Tensor) and not value.requires_grad
-    ]
 
 
 def running_statistics(modules: Iterable[nn.Module]) -> list[TensorSlot]:
@@ -384,11 +361,8 @@ def _generator(value: object) -> Generator | None:
         return Generator(name, value.getstate, value.setstate)
     if isinstance(value, np.random.Generator):
         bits = value.bit_generator
-
-        def put(state: Any) -> None:
-            bits.state = state
-
-        return Generator(name, lambda: bits.state, put)
+        read, put = partial(getattr, bits, "state"), partial(setattr, bits, "state")
+        return Generator(name, read, put)
     return None
 
 
@@ -419,12 +393,11 @@ class FirstCall:
     def _count(self) -> list[int]:
         return list(map(version, self._weights.values()))
 
-    def changed(
-        self,
-    ) -> tuple[list[TensorSlot], list[tuple[TensorSlot, torch.Tensor]]]:
+    def changed(self) -> Changes:
         """Return what the call has changed: see `SavedTensors.compare`."""
         changed, unclear = self.saved.compare(running_statistics(self._modules))
-        self.saved.forget_others([*changed, *(slot for slot, _ in unclear)])
+        needed = {*changed, *unclear}
+        self.saved.states = [each for each in self.saved.states if each[0] in needed]
         return changed, unclear
 
     def why_impure(self) -> str:
@@ -465,7 +438,7 @@ class Given:
         if isinstance(value, torch.Tensor):
             if not value.is_inference():
                 self._tensors.append((weakref.ref(value), version_of(value)))
-        elif type(value) not in _PLAIN:
+        elif type(value) not in PLAIN:
             self._looks.append((value, _look(value)))
 
     @property
@@ -497,14 +470,14 @@ class Given:
             holder.clear()
 
 
-_PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
+PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device))
 _ONE_PIECE = (nn.Module, type)
 
 
 def is_opaque(value: object) -> bool:
     """Whether a value is no tensor, no number, and no container known to torch."""
     kind = type(value)
-    return kind not in _PLAIN and pytree.tree_is_leaf(value) and _parts(value) != {}
+    return kind not in PLAIN and pytree.tree_is_leaf(value) and _parts(value) != {}
 
 
 def _parts(value: Any) -> dict[Any, Any]:
@@ -537,7 +510,7 @@ def _look(value: Any) -> Any:
             return None
         name, value = left.pop()
         key = name if isinstance(name, (str, int)) else id(name)
-        if type(value) in _PLAIN:
+        if type(value) in PLAIN:
             look.append((key, value))
         elif isinstance(value, torch.Tensor):
             look.append((key, id(value), version(value)))

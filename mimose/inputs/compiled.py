@@ -6,7 +6,13 @@ after a few `torch.compile` gives up. So a compiled layer is planned from the ou
 mimose replaces what the module's call runs, not the ``forward`` inside the compiled
 code. A model that is compiled as a whole has no such place, so it is an error. Compiled
 code does not run under a dispatch mode, so its held bytes are counted by the tensors
-that it saves (`saved_storages`). Its recomputation runs to the end.
+that it saves (`mimose.memory.marks.by_saved`). Its recomputation runs to the end.
+
+If several compiled graphs fit a call, torch tries the one used last first. So a
+recomputation may use another graph than its forward, which saves other tensors
+(pytorch#166926). So graphs are tried by their age while a session has a compiled layer,
+in the whole process. If a graph for one size and one for all sizes fit a call, another
+may run than without it: with inductor, the last bits of a loss can differ.
 
 Note: [Scripted code]
 TorchScript's executor profiles the first run of a function and rewrites it for later
@@ -17,11 +23,9 @@ save other tensors, in another order. Layers with scripted code are kept.
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import CodeType, FunctionType
-from typing import Any
 
-import torch
 from torch import nn
 
 from mimose.exceptions import MimoseError
@@ -34,12 +38,7 @@ from mimose.torch_private import (
     NOT_COMPILED,
     SCRIPTED_NODE,
     SCRIPTED_TYPES,
-    pop_saved_hooks,
-    push_saved_hooks,
-    set_graphs_by_use,
-    storage_key,
     submodules_of,
-    top_saved_hooks,
 )
 
 WHY_NOT_WHOLE = (
@@ -77,11 +76,6 @@ def raise_if_compiled(model: nn.Module, layers: Sequence[nn.Module]) -> None:
             what = f"{name or 'the model'} ({type(module).__name__})"
             msg = f"{what} is compiled as a whole: {WHY_NOT_WHOLE}"
             raise MimoseError(msg)
-
-
-def is_compiled(module: nn.Module) -> bool:
-    """Whether a module, or any in it, is compiled."""
-    return any(map(_is_compiled_itself, module.modules()))
 
 
 def _is_compiled_itself(module: nn.Module) -> bool:
@@ -136,7 +130,8 @@ def code_inside(root: nn.Module) -> tuple[bool, bool]:
     Args:
         root: The layer.
     """
-    has_compiled, has_scripted = is_compiled(root), False
+    has_compiled = any(map(_is_compiled_itself, root.modules()))
+    has_scripted = False
     left: list[object] = list(root.modules())
     seen: set[int] = set()
     while left:
@@ -198,57 +193,3 @@ def code_in_graph(output: object, began: int) -> tuple[bool, bool]:
         any(name.startswith(COMPILED_NODE) for name in names),
         any(name.endswith(SCRIPTED_NODE) for name in names),
     )
-
-
-_n_one_graph = 0
-"""How often `one_graph` is entered now."""
-
-
-@contextlib.contextmanager
-def one_graph() -> Iterator[None]:
-    """Make a call use the same compiled graph each time, if several graphs fit it.
-
-    By default the graph used last is tried first, so a recomputation may use another
-    graph than its forward, which saves other tensors (pytorch#166926). The setting
-    holds for the whole process. If a graph for one size and one for all sizes fit a
-    call, another may run than without it: with inductor, the last bits of a loss can
-    differ.
-    """
-    global _n_one_graph
-    _n_one_graph += 1
-    set_graphs_by_use(False)
-    try:
-        yield
-    finally:
-        _n_one_graph -= 1
-        set_graphs_by_use(_n_one_graph == 0)
-
-
-@contextlib.contextmanager
-def saved_storages() -> Iterator[dict[int, torch.UntypedStorage]]:
-    """Collect the storages that are saved for a backward inside it, by identity.
-
-    Other hooks on saved tensors, such as those of `torch.utils.checkpoint`, still run.
-    Read the result before the end, when it is cleared.
-    """
-    outer = top_saved_hooks(False)
-    pack, unpack = outer if outer is not None else (_same, _same)
-    found: dict[int, torch.UntypedStorage] = {}
-
-    def note(tensor: torch.Tensor) -> Any:
-        if tensor.layout == torch.strided:
-            storage = tensor.untyped_storage()
-            found[storage_key(storage)] = storage
-        return pack(tensor)
-
-    disable: Any = torch.compiler.disable
-    push_saved_hooks(disable(note), unpack)
-    try:
-        yield found
-    finally:
-        pop_saved_hooks()
-        found.clear()  # the hook may live on, in a cycle
-
-
-def _same(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor

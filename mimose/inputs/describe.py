@@ -8,32 +8,29 @@ of the forward's parameter.
 
 from __future__ import annotations
 
-import collections
 import hashlib
 import inspect
 import itertools
 import math
 import operator
 import types
-import weakref
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple
 
 import torch
+from cachetools import LRUCache
 from torch import nn
 
 from mimose.exceptions import MimoseError
 from mimose.inputs.compiled import unwrapped
 from mimose.inputs.layers import raise_if_checkpointed
-from mimose.inputs.sharding import groups_in, own_parameters, waits_for_reduction
+from mimose.inputs.sharding import groups_in, own_parameters
 from mimose.tensors import local_bytes
-from mimose.torch_private import buffers_of, parameters_of, submodules_of
-from mimose.types import BY_ROWS, MOST_CONTEXTS, StepInput
+from mimose.torch_private import buffers_of, submodules_of, waits_unreduced
+from mimose.types import MOST_CONTEXTS, StepInput
 
 # ------------------------------------------------------------------- a call's shape
-
-Structure: TypeAlias = tuple[object, ...]
 
 _MANY = ".*"
 """Ends the path of texts and numbers in a list, which are data and count as one."""
@@ -43,7 +40,7 @@ _MANY = ".*"
 class CallShape:
     """The structure and sizes of a call's arguments."""
 
-    structure: Structure
+    structure: tuple[object, ...]
     """The path of each argument with its dtype and rank, or its value or type."""
     names: tuple[str, ...]
     """`path.dimension` of every dimension of every tensor."""
@@ -172,11 +169,8 @@ def _visit(path: str, value: object) -> Iterator[tuple[str, object]]:
 def _token(path: str, leaf: object) -> object:
     """Return what stands for an argument: settings by value, others by type."""
     is_setting = isinstance(leaf, str) and "." not in path
-    return (
-        leaf
-        if leaf is None or isinstance(leaf, bool) or is_setting
-        else (type(leaf).__qualname__)
-    )
+    is_value = leaf is None or isinstance(leaf, bool) or is_setting
+    return leaf if is_value else type(leaf).__qualname__
 
 
 # --------------------------------------------------------------- the names of sizes
@@ -210,45 +204,35 @@ class SizeTable:
         self._index = {name: i for i, name in enumerate(names)}
         self._index.update({name: i for i, name in enumerate(self._spoken)})
         self._group: list[int] = []
-        self._constant: tuple[int, ...] = ()
-        self._varies: list[bool] = []
+        self._alike: list[int | None] = []
+        """The size of each dimension in all calls; None if it has varied."""
         self._shown: list[tuple[str, int]] = []
-        self._named: dict[tuple[int, ...], Mapping[str, int]] = {}
-        """The results of `named`, by sizes."""
 
     def add(self, sizes: tuple[int, ...]) -> None:
         """Record a call's sizes, which may split a group."""
-        if not self._constant:
-            self._constant, self._varies = sizes, [False] * len(sizes)
         together: dict[tuple[int, bool, int], int] = {}
         old = self._group or [0] * len(sizes)
         self._group = [
             together.setdefault((old[i], self.names[i].endswith(".0"), size), i)
             for i, size in enumerate(sizes)
         ]
-        self._varies = [
-            varies or size != first
-            for varies, size, first in zip(
-                self._varies, sizes, self._constant, strict=True
-            )
+        before = self._alike or sizes
+        self._alike = [
+            size if size == old else None
+            for size, old in zip(sizes, before, strict=True)
         ]
         self._show()
 
     def _show(self) -> None:
         """Choose the sizes that get a name: those that vary."""
         columns = sorted(set(self._group))
-        varying = [c for c in columns if self._varies[c]] or columns
+        varying = [c for c in columns if self._alike[c] is None] or columns
         self._shown = [(self._name(c), c) for c in varying]
-        self._named = {}
 
     def _name(self, column: int) -> str:
         """Return the name of a group."""
         named = zip(self._spoken, self._group, strict=True)
         return min((name for name, c in named if c == column), key=_rank)
-
-    def spoken_names(self) -> list[str]:
-        """Return the names of all groups."""
-        return [self._name(column) for column in sorted(set(self._group))]
 
     def rows(self, sizes: tuple[int, ...]) -> tuple[str, int]:
         """Return the name and value of the batch's size."""
@@ -263,23 +247,12 @@ class SizeTable:
 
     def named(self, sizes: tuple[int, ...]) -> Mapping[str, int]:
         """Return the sizes that vary, by name; all of them while none has varied."""
-        named, shown = self._named, self._shown  # another thread may add a call's sizes
-        found = named.get(sizes)
-        if found is None:
-            found = {name: sizes[column] for name, column in shown}
-            if len(named) >= _MOST_REMEMBERED:
-                named.clear()
-            named[sizes] = found
-        return found
+        return {name: sizes[column] for name, column in self._shown}
 
     def n_elements(self, sizes: tuple[int, ...], argument: str) -> int:
         """Return the number of elements of an argument's tensor; 0 without a tensor."""
-        own = [
-            n
-            for name, n in zip(self.names, sizes, strict=True)
-            if name.rpartition(".")[0] == argument
-        ]
-        return math.prod(own) if own else 0
+        own = [i for i, n in enumerate(self.names) if n.rpartition(".")[0] == argument]
+        return math.prod(sizes[i] for i in own) if own else 0
 
     def fill(
         self, shape: Mapping[str, int], others: tuple[int, ...]
@@ -293,27 +266,22 @@ class SizeTable:
         sizes = list(others)
         for name, size in shape.items():
             if name not in self._index:
-                known = ", ".join(self.spoken_names())
+                known = ", ".join(map(self._name, sorted(set(self._group))))
                 msg = f"shape: there is no size {name!r}; the model's sizes are {known}"
                 raise MimoseError(msg)
             if isinstance(size, bool) or not hasattr(size, "__index__") or size < 1:
                 msg = f"shape: {name} must be an integer of at least 1, got {size!r}"
                 raise MimoseError(msg)
             chosen = group[self._index[name]]
-            sizes = [
-                int(size) if column == chosen else other
-                for column, other in zip(group, sizes, strict=True)
-            ]
+            for i, column in enumerate(group):
+                if column == chosen:
+                    sizes[i] = int(size)
         return tuple(sizes)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state as JSON values."""
-        return {
-            "names": list(self.names),
-            "group": self._group,
-            "constant": list(self._constant),
-            "varies": self._varies,
-        }
+        names = list(self.names)
+        return {"names": names, "group": self._group, "alike": self._alike}
 
     @classmethod
     def from_state(
@@ -327,8 +295,7 @@ class SizeTable:
         """
         table = cls(tuple(map(str, state["names"])), positional)
         table._group = list(map(int, state["group"]))
-        table._constant = tuple(map(int, state["constant"]))
-        table._varies = list(map(bool, state["varies"]))
+        table._alike = [n if n is None else int(n) for n in state["alike"]]
         table._show()
         return table
 
@@ -385,27 +352,12 @@ def module_key(module: nn.Module) -> str:
     )
 
 
-def family_key(layer: str, shape: CallShape, device: torch.device) -> Hashable:
-    """Return a key that is equal for calls that cost the same at the same sizes.
-
-    Args:
-        layer: The layer's `module_key`.
-        shape: The call's shape, of which the structure counts.
-        device: The device whose autocast state counts.
-    """
-    return layer, autocast_state(device), shape.structure
-
-
 def autocast_state(device: torch.device) -> Hashable:
     """Return autocast's dtypes for the device and the CPU; None if it is off."""
-    is_on = torch.is_autocast_enabled
-    if not (is_on("cpu") or (device.type != "cpu" and is_on(device.type))):
+    kinds, is_on = (device.type, "cpu"), torch.is_autocast_enabled
+    if not any(map(is_on, kinds)):
         return None
-    kinds = device.type, "cpu"
-    return tuple(
-        torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
-        for kind in kinds
-    )
+    return tuple(torch.get_autocast_dtype(k) if is_on(k) else None for k in kinds)
 
 
 def _describe(module: nn.Module) -> Hashable:
@@ -418,21 +370,9 @@ def _describe(module: nn.Module) -> Hashable:
     )
     config = getattr(module, "config", None)
     attention = getattr(config, "_attn_implementation", None)
-    return _class_name(type(module)), module.training, attention, settings
-
-
-_class_names: weakref.WeakKeyDictionary[type, str] = weakref.WeakKeyDictionary()
-_n_namesakes: collections.Counter[str] = collections.Counter()
-
-
-def _class_name(cls: type) -> str:
-    """Return a class's full name; classes made by one function are numbered."""
-    found = _class_names.get(cls)
-    if found is None:
-        name = f"{cls.__module__}.{cls.__qualname__}"
-        found = _class_names[cls] = f"{name}:{_n_namesakes[name]}"
-        _n_namesakes[name] += 1
-    return found
+    cls = type(module)
+    name = f"{cls.__module__}.{cls.__qualname__}"
+    return name, module.training, attention, settings
 
 
 def _setting(value: object) -> Hashable:
@@ -457,11 +397,7 @@ def autocast_keeps_copies() -> bool:
 
 # ------------------------------------------------------- from a call to a StepInput
 
-_MOST_REMEMBERED = 10_000
-_Key = TypeVar("_Key")
-_Value = TypeVar("_Value")
-_TRAINING = operator.itemgetter("training")
-"""Reads it from the module's dictionary, in half the time of an attribute."""
+_TRAINING = operator.attrgetter("training")
 _LEARNS = operator.attrgetter("requires_grad")
 
 
@@ -494,28 +430,23 @@ class Describer:
         self._positional = positional_names(model)
         self._layers = tuple(layers)
         self._device = device
-        self.tables: dict[str, SizeTable] = {}
-        """The names of sizes by structure, the most recently used last."""
-        self._seen: dict[Hashable, tuple[StepInput, SizeTable]] = {}
+        self.tables: LRUCache[str, SizeTable] = LRUCache(MOST_CONTEXTS)
+        """The names of sizes by structure."""
+        self._seen: LRUCache[Hashable, tuple[StepInput, SizeTable]] = LRUCache(10_000)
         self.hides = False
         """Whether a mask of the last call may hide something."""
         self.waits_for_masks = False
         """Whether layers differed because of a mask on an accelerator."""
         self.renew()
-        self.last: tuple[StepInput, SizeTable] | None = None
 
     def renew(self) -> None:
         """Read the model's modules again, because they have changed."""
-        modules = list(self._model.modules())
+        self._all = list(self._model.modules())
         # Scripted modules have no such tables, and cannot change.
-        self._inside = [t for t in map(submodules_of, modules) if isinstance(t, dict)]
-        self._buffers = [t for t in map(buffers_of, modules) if isinstance(t, dict)]
-        self._all = modules
+        self._inside = [t for t in map(submodules_of, self._all) if isinstance(t, dict)]
+        self._buffers = [t for t in map(buffers_of, self._all) if isinstance(t, dict)]
         self._structure = self._read_structure()
-        self._attributes = tuple(vars(m) for m in modules if "training" in vars(m))
-        self._odd = tuple(m for m in modules if "training" not in vars(m))
-        """Modules that hold their mode elsewhere, such as scripted ones."""
-        self._switches = [m for m in modules if hasattr(m, "gradient_checkpointing")]
+        self._switches = [m for m in self._all if hasattr(m, "gradient_checkpointing")]
         """Modules with their own checkpointing. To search for them at each new shape
         took 4 ms in a model of 400 modules."""
         self._sharded_by = self._model, *self._layers
@@ -525,7 +456,7 @@ class Describer:
         """FSDP2's groups, if the model is sharded."""
         self._parameters: tuple[nn.Parameter, ...] = ()
         self._flags: tuple[bool, ...] = ()
-        self._modes: dict[tuple[bool, ...], Mode] = {}
+        self._modes: LRUCache[tuple[bool, ...], Mode] = LRUCache(MOST_CONTEXTS)
         self.mode = Mode("", ())
         """The mode of the last call."""
 
@@ -547,32 +478,34 @@ class Describer:
             CheckpointingConflictError: The model's own checkpointing was switched on.
         """
         self._read_parameters()
-        flags = (*map(_TRAINING, self._attributes), *map(_LEARNS, self._parameters))
+        flags = (*map(_TRAINING, self._all), *map(_LEARNS, self._parameters))
         if self._groups:
             flags += (bool(self._groups[0].reduce_grads),)
-        if self._odd:
-            flags += tuple([module.training for module in self._odd])
         if flags != self._flags:
             self._note_mode(flags)
-        has_gradients = bool(self._groups) and waits_for_reduction(self._groups)
+        has_gradients = False
+        for group in self._groups:
+            has_gradients |= any(map(waits_unreduced, group.fsdp_params))
         for probe in self.mode.probes:
-            if probe.grad is not None:
-                has_gradients = True
+            has_gradients |= probe.grad is not None
         masks = partial_masks(args, kwargs, waits=self.waits_for_masks)
         self.hides = bool(masks)
         autocast = autocast_state(self._device)
-        key = (fast_key(args, kwargs), masks, has_gradients, autocast, self.mode.key)
+        key = fast_key(args, kwargs), masks, has_gradients, autocast, self.mode.key
         found = self._seen.get(key)
         if found is None:
+            self._check_device(args, kwargs)
             shape = call_shape(args, kwargs)
+            switches = (getattr(m, "gradient_checkpointing", 0) for m in self._switches)
+            if any(value is True for value in switches):
+                raise_if_checkpointed(self._model)
             context = digest((shape.structure, masks, autocast, self.mode.key))
             structure = digest(shape.structure)
-            step_input = StepInput(context, shape.sizes, has_gradients, structure)
-            found = step_input, self._learn(args, kwargs, shape.names, step_input)
-            if len(self._seen) >= _MOST_REMEMBERED:
-                self._seen.clear()
+            new = SizeTable(shape.names, self._positional)
+            table = self.tables.setdefault(structure, new)
+            table.add(shape.sizes)
+            found = StepInput(context, shape.sizes, has_gradients, structure), table
             self._seen[key] = found
-        self.last = found
         return found
 
     def _read_parameters(self) -> None:
@@ -582,22 +515,6 @@ class Describer:
             self._groups = [group for _, group in groups_in(self._model)]
             self._parameters = tuple(own_parameters(self._model))
             self._kinds = kinds
-
-    def own_parameters(self, *, is_outdated: bool) -> Sequence[torch.Tensor]:
-        """Return the parameters that an optimizer updates now, without a search.
-
-        A search makes as many calls as a step of many small layers
-        (`python -m benchmarks.proofs stepcost`).
-
-        Args:
-            is_outdated: What `is_outdated` returns now.
-        """
-        self._read_parameters()
-        if self._groups or self._odd or is_outdated:
-            return own_parameters(self._model)
-        tables = map(parameters_of, self._all)
-        now = itertools.chain.from_iterable(map(dict.values, tables))
-        return [p for p in {id(p): p for p in now}.values() if p is not None]
 
     def gradient_bytes(self) -> tuple[int, int]:
         """Return the bytes of the gradients now, and of those after a backward."""
@@ -610,46 +527,16 @@ class Describer:
                 to_be += local_bytes(parameter)
         return there, to_be
 
-    def by_rows(self, step_input: StepInput) -> StepInput:
-        """Return the input of the same step with its loss by rows.
-
-        Args:
-            step_input: The step's input, with its loss by rows or not.
-        """
-        return step_input._replace(
-            context=step_input.context.removesuffix(BY_ROWS) + BY_ROWS
-        )
-
-    def _learn(
-        self,
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
-        names: tuple[str, ...],
-        step_input: StepInput,
-    ) -> SizeTable:
-        """Record a new kind of call; return its structure's table."""
-        self._check_device(args, kwargs)
-        if any(
-            getattr(each, "gradient_checkpointing", False) is True
-            for each in self._switches
-        ):
-            raise_if_checkpointed(self._model)
-        table = self.tables.pop(step_input.structure, None)
-        table = table or SizeTable(names, self._positional)
-        _use(self.tables, step_input.structure, table)
-        table.add(step_input.sizes)
-        return table
-
     def _note_mode(self, flags: tuple[bool, ...]) -> None:
         """Record another mode: parameters were frozen, or modules changed theirs."""
-        mode = self._modes.pop(flags, None)
+        mode = self._modes.get(flags)
         if mode is None:
             layer_keys = tuple(map(module_key, self._layers))
             trainable = [p for p in self._parameters if p.requires_grad]
             probes = tuple(trainable[:: max(1, len(trainable) // 4)][:5])
             mode = Mode(digest((flags, layer_keys)), layer_keys, probes)
+            self._modes[flags] = mode
         self.mode = mode
-        _use(self._modes, flags, mode)
         self._flags = flags  # last: an interrupt may come before each line
 
     def _check_device(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
@@ -670,18 +557,10 @@ class Describer:
         Args:
             state: What the ``state_dict`` of each table returned, by structure.
         """
-        self.tables = {
-            key: SizeTable.from_state(table, self._positional)
-            for key, table in state.items()
-        }
+        self.tables.clear()
+        for key, table in state.items():
+            self.tables[key] = SizeTable.from_state(table, self._positional)
         self._seen.clear()
-
-
-def _use(known: dict[_Key, _Value], key: _Key, value: _Value) -> None:
-    """Put a value last; if there are too many, drop the least recently used one."""
-    known[key] = value
-    if len(known) > MOST_CONTEXTS:
-        del known[next(iter(known))]
 
 
 def positional_names(model: nn.Module) -> tuple[str, ...]:

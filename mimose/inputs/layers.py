@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import TypeAlias
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeAlias
 
 import torch
 from torch import nn
@@ -19,6 +19,16 @@ LayersSpec: TypeAlias = (
     str | type[nn.Module] | Predicate | Iterable[str | type[nn.Module]] | None
 )
 Named: TypeAlias = tuple[str, nn.Module]
+
+_WRAPPED = (
+    "is wrapped by torch's checkpoint_wrapper: attach to the model without the wrapper"
+)
+_SWITCHED_ON = (
+    "has its own activation checkpointing switched on: call "
+    "model.gradient_checkpointing_disable(), or set gradient_checkpointing = False. If "
+    "a Trainer switches it on, set TrainingArguments(gradient_checkpointing=False); "
+    "TRL has it on by default: SFTConfig(gradient_checkpointing=False)"
+)
 
 
 def find_layers(model: nn.Module, layers: LayersSpec = None) -> tuple[Named, ...]:
@@ -51,12 +61,9 @@ def find_layers(model: nn.Module, layers: LayersSpec = None) -> tuple[Named, ...
     elif callable(layers) and not isinstance(layers, (type, nn.Module)):
         found = _by_predicate(model, layers)
     else:
-        chosen: list[object] = [layers]
-        if isinstance(layers, Iterable) and not isinstance(
-            layers, (str, type, nn.Module)
-        ):
-            chosen = list(layers)
-        found = [named for item in chosen for named in _by_item(model, item)]
+        is_one = isinstance(layers, (str, type, nn.Module))
+        items: Any = [layers] if is_one or not isinstance(layers, Iterable) else layers
+        found = [named for item in items for named in _by_item(model, item)]
     compiled = wrappers(model)
     found = [compiled.get(id(named[1]), named) for named in found]
     found = _outermost(model, found)
@@ -72,11 +79,8 @@ def find_layers(model: nn.Module, layers: LayersSpec = None) -> tuple[Named, ...
 
 
 def _discover(model: nn.Module) -> list[Named]:
-    for search in (_checkpointable, _repeated, _no_split, _listed):
-        found = search(model)
-        if found:
-            return found
-    return []
+    searches = (_checkpointable, _repeated, _no_split, _listed)
+    return next(filter(None, (search(model) for search in searches)), [])
 
 
 def _checkpointable(model: nn.Module) -> list[Named]:
@@ -96,11 +100,9 @@ def _checkpointable(model: nn.Module) -> list[Named]:
 
 def _repeated(model: nn.Module) -> list[Named]:
     classes: set[type[nn.Module]] = set()
-    for container in _containers(model, classes):
+    for container in _lists(model):
         shapes: set[object] = set()
-        for child in container.children():
-            if not _is_block(child):
-                continue
+        for child in filter(_is_block, container.children()):
             shape = type(child), tuple(tuple(p.shape) for p in child.parameters())
             if shape in shapes:
                 classes.add(type(child))
@@ -108,29 +110,16 @@ def _repeated(model: nn.Module) -> list[Named]:
     return _elements(model, classes)
 
 
-def _containers(
-    model: nn.Module, classes: set[type[nn.Module]]
-) -> Iterator[nn.ModuleList | nn.Sequential]:
-    """Yield lists that are not inside a module of `classes`, the outermost first."""
-    stack: list[nn.Module] = [model]
-    while stack:
-        module = stack.pop(0)
-        if isinstance(module, (nn.ModuleList, nn.Sequential)):
-            yield module
-        stack.extend(c for c in module.children() if type(c) not in classes)
+def _lists(model: nn.Module) -> list[nn.Module]:
+    return [m for m in model.modules() if isinstance(m, (nn.ModuleList, nn.Sequential))]
 
 
 def _elements(model: nn.Module, classes: set[type[nn.Module]]) -> list[Named]:
-    lists = {
-        id(child)
-        for module in model.modules()
-        if isinstance(module, (nn.ModuleList, nn.Sequential))
-        for child in module.children()
-    }
+    inside = {id(child) for each in _lists(model) for child in each.children()}
     return [
         (name, module)
         for name, module in model.named_modules()
-        if type(module) in classes and id(module) in lists
+        if type(module) in classes and id(module) in inside
     ]
 
 
@@ -161,14 +150,11 @@ def _is_block(module: nn.Module) -> bool:
 
 
 def _by_predicate(model: nn.Module, predicate: Predicate) -> list[Named]:
-    needed = [
-        parameter
-        for parameter in inspect.signature(predicate).parameters.values()
-        if parameter.default is parameter.empty
-        and parameter.kind
-        in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD)
-    ]
-    takes_name = len(needed) >= 2
+    takes_name = False
+    try:
+        inspect.signature(predicate).bind(model)
+    except TypeError:  # one argument is too few
+        takes_name = True
     return [
         (name, module)
         for name, module in model.named_modules()
@@ -193,32 +179,19 @@ def _by_item(model: nn.Module, item: object) -> list[Named]:
 
 def _why_not(model: nn.Module, modules: Mapping[str, nn.Module], item: object) -> str:
     """Return why an item finds nothing, and what the user may have meant."""
-    if isinstance(item, nn.Module):
-        names = [repr(name) for name, module in modules.items() if module is item]
-        how = f"its name, {names[0]}" if names else "the name of one in the model"
-        return f"got a module: pass {how}, or its class"
     if not isinstance(item, str):
         return (
-            f"got {item!r}: pass a module class, a qualified name, several of these, "
-            f"or a predicate over modules"
+            f"pass a module's class or qualified name, several of these, or a "
+            f"predicate over modules, not {type(item).__name__} objects"
         )
     here = f"no module named {item!r} in {type(model).__name__}"
-    list_name, _, _ = item.rpartition(".")
-    parent = modules.get(list_name)
-    if isinstance(parent, nn.ModuleList):
-        return (
-            f"{here}: {list_name} has {len(parent)} elements; pass {list_name!r} for "
-            f"all of them"
-        )
     classes = {type(module).__name__ for module in modules.values()}
     if item in classes:
         return f"{here}; it is the name of a class: pass the class, layers={item}"
     near = difflib.get_close_matches(item, [*modules, *classes])
     if near:
         return f"{here}; did you mean {' or '.join(near)}?"
-    found = [name for name, _ in _outermost(model, _discover(model))]
-    by_itself = f" (without layers= mimose takes {found[0]}, ...)" if found else ""
-    return f"{here}; print(model) shows all names{by_itself}"
+    return f"{here}; print(model) shows all names"
 
 
 def _outermost(model: nn.Module, found: list[Named]) -> list[Named]:
@@ -231,9 +204,8 @@ def _outermost(model: nn.Module, found: list[Named]) -> list[Named]:
         for inner in module.modules()
         if inner is not module
     }
-    order = {id(module): i for i, module in enumerate(model.modules())}
-    kept = [named for key, named in chosen.items() if key not in inside]
-    return sorted(kept, key=lambda named: order[id(named[1])])
+    order = [id(module) for module in model.modules()]
+    return [chosen[key] for key in order if key in chosen and key not in inside]
 
 
 def raise_if_checkpointed(model: nn.Module) -> None:
@@ -246,35 +218,9 @@ def raise_if_checkpointed(model: nn.Module) -> None:
     for name, module in model.named_modules():
         wrapped = CHECKPOINT_WRAPPED in submodules_of(module)
         if wrapped or getattr(module, "gradient_checkpointing", False) is True:
-            how = (
-                "is wrapped by torch's checkpoint_wrapper: attach to the model without "
-                "the wrapper"
-                if wrapped
-                else "has its own activation checkpointing switched on: "
-                + _how_to_switch_off(model, name)
-            )
             msg = (
-                f"{name or 'the model'} ({type(module).__name__}) {how}. mimose "
-                f"decides what is recomputed; with both, layers would be recomputed "
-                f"twice."
+                f"{name or 'the model'} ({type(module).__name__}) "
+                f"{_WRAPPED if wrapped else _SWITCHED_ON}. mimose decides what is "
+                f"recomputed; with both, layers would be recomputed twice."
             )
             raise CheckpointingConflictError(msg)
-
-
-def _how_to_switch_off(model: nn.Module, name: str) -> str:
-    """Return how to switch a module's checkpointing off.
-
-    If the user has not switched it on, a trainer has; those of TRL do by default.
-    """
-    parts = name.split(".") if name else []
-    modules = dict(model.named_modules())
-    for outer in (".".join(parts[:n]) for n in range(len(parts) + 1)):
-        for setting in ("activation_checkpointing", "gradient_checkpointing"):
-            if hasattr(modules[outer], f"{setting}_disable"):
-                path = f"model.{outer}" if outer else "model"
-                return (
-                    f"call {path}.{setting}_disable(). If a Trainer switches it on, "
-                    f"set TrainingArguments({setting}=False); TRL has it on by "
-                    f"default: SFTConfig({setting}=False)"
-                )
-    return f"set gradient_checkpointing = False on {name or 'it'}"

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import functools
-import types
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -17,15 +16,8 @@ is_traced = torch.compiler.is_dynamo_compiling
 """Whether `torch.compile` traces the running code."""
 
 
-def hidden(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that `torch.compile` does not trace, nor what it calls.
-
-    Args:
-        function: The function.
-    """
-    disable: Any = torch.compiler.disable
-    found: Callable[..., Any] = disable(function)
-    return found
+hidden: Callable[[Callable[..., Any]], Callable[..., Any]] = torch.compiler.disable
+"""Returns a function that `torch.compile` does not trace, nor what it calls."""
 
 
 class Patch:
@@ -71,13 +63,8 @@ class Patch:
         else:
             setattr(self._module, self._attribute, self._previous)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Return the plain ``forward``, for the copied module."""
-        if self._previous is not None:
-            return copy.deepcopy(self._previous, memo)
-        copied = memo.get(id(self._module), self._module)
-        return types.MethodType(type(self._module).forward, copied)
-
     def __reduce__(self) -> Any:
-        """Pickle as the bound method of the class."""
+        """Copy and pickle as what it has replaced, bound to the copied module."""
+        if self._previous is not None:
+            return operator.itemgetter(0), ((self._previous,),)
         return getattr, (self._module, "forward")

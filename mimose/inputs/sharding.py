@@ -9,7 +9,7 @@ be read from the groups, and read again after the model was sharded.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import distributed, nn
@@ -20,14 +20,17 @@ from mimose.torch_private import (
     fsdp_groups,
     host_offload_of,
     is_managed_by_fsdp,
-    leaves_resharding_to_fsdp,
     parameters_of,
     reshards_after_forward,
     shards_over,
-    waits_unreduced,
 )
 
 _FSDP = "torch.distributed.fsdp"
+_OF_DEEPSPEED = (
+    "{} belongs to DeepSpeed, whose ZeRO moves weights and gradients in hooks that "
+    "plans do not cover. Instead of ZeRO-1 use DDP with ZeroRedundancyOptimizer of "
+    "torch.distributed.optim; instead of ZeRO-2 and ZeRO-3 use FSDP2 (fully_shard)"
+)
 
 
 def is_sharded(module: nn.Module) -> bool:
@@ -37,19 +40,6 @@ def is_sharded(module: nn.Module) -> bool:
         module: The module itself, without those inside.
     """
     return is_made_by(module, _FSDP, "FSDPModule")
-
-
-def own_class(module: nn.Module) -> type:
-    """Return a module's class before `fully_shard` replaced it.
-
-    Args:
-        module: The module, sharded or not.
-    """
-    kinds = type(module).__mro__
-    if not is_sharded(module):
-        return kinds[0]
-    at = max(i for i, kind in enumerate(kinds) if kind.__name__ == "FSDPModule")
-    return kinds[at + 1]
 
 
 def inside_ddp(model: nn.Module) -> nn.Module:
@@ -73,7 +63,15 @@ def raise_if_unplannable(model: nn.Module) -> None:
         MimoseError: FSDP1 or DeepSpeed has sharded the model or a part of it, or FSDP2
             holds weights on the host.
     """
-    _raise_if_offloaded(model)
+    for name, group in groups_in(model):
+        device = host_offload_of(group)
+        if device is not None and device.type != "cpu":
+            msg = (
+                f"{name or 'the model'} keeps its weights on the host "
+                f"(CPUOffloadPolicy) and computes on {device}, but a budget is for the "
+                f"memory of one device: leave offload_policy out of fully_shard"
+            )
+            raise MimoseError(msg)
     for name, module in model.named_modules():
         what = f"{name or 'the model'} ({type(module).__name__})"
         if is_made_by(module, _FSDP, "FullyShardedDataParallel"):
@@ -85,34 +83,10 @@ def raise_if_unplannable(model: nn.Module) -> None:
             )
             raise MimoseError(msg)
         if type(module).__module__.startswith("deepspeed."):
-            msg = (
-                f"{what} belongs to DeepSpeed, whose ZeRO moves weights and gradients "
-                f"in hooks that plans do not cover. Instead of ZeRO-1 use DDP with "
-                f"torch.distributed.optim.ZeroRedundancyOptimizer; instead of ZeRO-2 "
-                f"and ZeRO-3 use FSDP2 (torch.distributed.fsdp.fully_shard)"
-            )
-            raise MimoseError(msg)
+            raise MimoseError(_OF_DEEPSPEED.format(what))
     for name, parameter in model.named_parameters():
-        if hasattr(parameter, "ds_id"):
-            msg = (
-                f"the parameter {name} was partitioned by DeepSpeed (ZeRO-3). It is "
-                f"gathered inside forwards, so a rank that recomputes a layer would "
-                f"wait for the others: use FSDP2 (torch.distributed.fsdp.fully_shard, "
-                f"called on each layer and then on the model)"
-            )
-            raise MimoseError(msg)
-
-
-def _raise_if_offloaded(model: nn.Module) -> None:
-    for name, group in groups_in(model):
-        device = host_offload_of(group)
-        if device is not None and device.type != "cpu":
-            msg = (
-                f"{name or 'the model'} keeps its weights on the host "
-                f"(CPUOffloadPolicy) and computes on {device}, but a budget is for the "
-                f"memory of one device: leave offload_policy out of fully_shard"
-            )
-            raise MimoseError(msg)
+        if hasattr(parameter, "ds_id"):  # ZeRO-3 has partitioned it
+            raise MimoseError(_OF_DEEPSPEED.format(f"the parameter {name}"))
 
 
 def after_hooks(module: nn.Module, then: Callable[[], None]) -> None:
@@ -160,14 +134,13 @@ def own_parameters(model: nn.Module) -> list[nn.Parameter]:
     }
     if not found:
         return list(model.parameters())
-    managed = {id(p) for m in model.modules() for p in _registered_of_fsdp(m)}
+    managed = {
+        id(parameter)
+        for module in filter(is_managed_by_fsdp, model.modules())
+        for parameter in module.parameters(recurse=False)
+    }
     plain = {id(p): p for p in model.parameters() if id(p) not in managed}
     return list((found | plain).values())
-
-
-def _registered_of_fsdp(module: nn.Module) -> Iterator[nn.Parameter]:
-    if is_managed_by_fsdp(module):
-        yield from module.parameters(recurse=False)
 
 
 def sharding(model: nn.Module) -> dict[str, str]:
@@ -178,44 +151,10 @@ def sharding(model: nn.Module) -> dict[str, str]:
     Args:
         model: The model.
     """
-    kept = _keeping(model)
     return {
-        name or "the model": _in_words(group, is_kept=name == kept)
+        name or "the model": f"over {shards_over(group)} ranks, {group.mp_policy}"
         for name, group in groups_in(model)
     }
-
-
-def _keeping(model: nn.Module) -> str | None:
-    """Return the module that keeps whole parameters by default: the outermost one.
-
-    FSDP2 records that only in its first forward.
-    """
-    modules: Iterator[tuple[str, nn.Module]] = model.named_modules()
-    for name, module in modules:
-        if is_sharded(module):
-            return name if leaves_resharding_to_fsdp(module) else None
-    return None
-
-
-def _in_words(group: Any, *, is_kept: bool) -> str:
-    words = [f"over {shards_over(group)} ranks"]
-    if reshards_after_forward(group) and not is_kept:
-        words.append("resharded after forward")
-    words += [
-        f"{name} {dtype}"
-        for name in ("param_dtype", "reduce_dtype", "output_dtype")
-        if (dtype := getattr(group.mp_policy, name, None)) is not None
-    ]
-    return ", ".join(words)
-
-
-def waits_for_reduction(groups: Iterable[Any]) -> bool:
-    """Whether whole gradients of FSDP2's groups wait for a backward that reduces them.
-
-    Args:
-        groups: As `groups_in` yields them.
-    """
-    return any(waits_unreduced(one) for group in groups for one in group.fsdp_params)
 
 
 def communicates(layer: nn.Module) -> str:
@@ -239,51 +178,50 @@ def communicates(layer: nn.Module) -> str:
 def parallel_parts(module: nn.Module) -> dict[str, str]:
     """Return by name how tensor parallelism shares a module's own parameters.
 
-    Parameters that it does not share, or that it shares over one rank, map to "". In
-    the device mesh, FSDP's dimension for shards may come after one for replicas;
-    dimensions of tensor parallelism come after both.
+    Each is the end of a sentence. Parameters that it does not share, or that it shares
+    over one rank, are left out. In the device mesh, FSDP's dimension for shards may
+    come after one for replicas; dimensions of tensor parallelism come after both.
 
     Args:
         module: The module itself, without those inside.
     """
-    is_managed = is_managed_by_fsdp(module)
-    return {
-        name: _parallel_part(parameter, is_managed=is_managed)
-        for name, parameter in parameters_of(module).items()
-        if is_dtensor(parameter)
-    }
+    found = {}
+    for name, parameter in parameters_of(module).items():
+        if not is_dtensor(parameter):
+            continue
+        shared: Any = parameter
+        mesh, placements = shared.device_mesh, list(enumerate(shared.placements))
+        if is_managed_by_fsdp(module):
+            shards = (dim for dim, placed in placements if not placed.is_replicate())
+            placements = placements[next(shards, len(placements)) + 1 :]
+        parts = [
+            f", {placed!r} over {mesh.size(dim)} ranks"
+            for dim, placed in placements
+            if mesh.size(dim) > 1
+        ]
+        if parts:
+            found[name] = "".join(parts)
+    return found
 
 
 def parallel_shares(model: nn.Module) -> dict[str, str]:
-    """Return `parallel_parts` of a whole model, each as the end of a sentence.
+    """Return `parallel_parts` of a whole model.
 
     Args:
         model: The model.
     """
     return {
-        f"{at}.{name}" if at else name: f", {part}"
+        f"{at}.{name}" if at else name: part
         for at, module in model.named_modules()
         for name, part in parallel_parts(module).items()
-        if part
     }
-
-
-def _parallel_part(parameter: Any, *, is_managed: bool) -> str:
-    mesh, placements = parameter.device_mesh, list(enumerate(parameter.placements))
-    if is_managed:
-        shards = (dim for dim, placed in placements if not placed.is_replicate())
-        placements = placements[next(shards, len(placements)) + 1 :]
-    found = [
-        f"{placed!r} over {mesh.size(dim)} ranks"
-        for dim, placed in placements
-        if mesh.size(dim) > 1
-    ]
-    return ", ".join(found)
 
 
 def _why(module: nn.Module, *, is_layer: bool) -> str:
     if isinstance(module, nn.SyncBatchNorm):
-        return _of_batch_norm(module)
+        is_on = distributed.is_available() and distributed.is_initialized()
+        is_shared = is_on and distributed.get_world_size(module.process_group) > 1
+        return "is a SyncBatchNorm" if is_shared else ""
     if isinstance(module, nn.parallel.DistributedDataParallel):
         return "is a DistributedDataParallel"
     if is_made_by(module, _FSDP, "FullyShardedDataParallel"):
@@ -291,13 +229,6 @@ def _why(module: nn.Module, *, is_layer: bool) -> str:
     groups = fsdp_groups(module) if is_sharded(module) and not is_layer else ()
     if any(reshards_after_forward(g) and shards_over(g) > 1 for g in groups):
         return "is a separate sharded group (fully_shard), gathered in each call"
-    if any(parallel_parts(module).values()):
+    if parallel_parts(module):
         return "has parameters of tensor parallelism"
     return ""
-
-
-def _of_batch_norm(module: nn.SyncBatchNorm) -> str:
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return ""
-    n_ranks = distributed.get_world_size(module.process_group)
-    return "is a SyncBatchNorm" if n_ranks > 1 else ""

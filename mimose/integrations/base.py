@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import inspect
 import logging
-import weakref
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from torch import nn
 
@@ -19,10 +18,6 @@ from mimose.runtime.retry import Attempts
 from mimose.session import Session, attach
 
 _log = logging.getLogger(__name__)
-
-_owners: weakref.WeakKeyDictionary[nn.Module, SessionCallback]
-_owners = weakref.WeakKeyDictionary()
-"""The callback whose session is attached to a module."""
 
 
 class SessionCallback:
@@ -40,20 +35,15 @@ class SessionCallback:
         learned: The state of the session at the last checkpoint or the end of training.
     """
 
-    _not_copied: ClassVar[tuple[str, ...]] = (
-        *("session", "_metrics", "_attached_to", "_sampler"),
-    )
-    """Not in copies and pickles, because a copy of the callback has trained nothing."""
-
     def __init__(
         self, budget: Budget | Callable[[], Budget], options: Mapping[str, Any]
     ) -> None:
         known = inspect.signature(attach).parameters
         others = {name: o for name, o in options.items() if name not in known}
-        layers = layers_of(attach, options.get("layers"), others)
+        layers = layers_of(options.get("layers"), others)
         self._budget = budget
-        self._options = {n: o for n, o in options.items() if n not in others}
-        self._options["layers"] = layers
+        own = {name: o for name, o in options.items() if name in known}
+        self._options: dict[str, Any] = own | {"layers": layers}
         self.session: Session | None = None
         self.learned: dict[str, Any] | None = None
         self._metrics: MetricsReader | None = None
@@ -64,10 +54,6 @@ class SessionCallback:
         """The epoch, and how many of its batches were trained; a loader draws ahead."""
         self._batches: dict[str, Any] | None = None
         """The sampler's state at the last checkpoint."""
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the session out."""
-        return {**self.__dict__, **dict.fromkeys(self._not_copied)}
 
     def begin_attempts(self, *, is_new: bool = False) -> Attempts | None:
         """Begin a step that may be repeated; None if no session is attached.
@@ -83,13 +69,9 @@ class SessionCallback:
         self, model: nn.Module, layers: Any, saved: Mapping[str, Any] | None = None
     ) -> None:
         """Attach, and load what this callback or a checkpoint has learned."""
-        owner = _owners.get(model)
-        if owner is not None:  # its trainer was interrupted
-            owner.detach()
         session = attach(model, self._budget, **{**self._options, "layers": layers})
         self.session, self._attached_to = session, model
         self._metrics = MetricsReader(session)
-        _owners[model] = self
         self._recall(self.learned or saved)
 
     def _draw(self, loader: Any) -> bool:
@@ -105,7 +87,7 @@ class SessionCallback:
         self._sampler = sampler if isinstance(sampler, BatchSampler) else None
         if self._sampler is None:
             return False
-        self._sampler.expect_session()
+        self._sampler.is_expecting = True
         self._sampler.session = self.session
         self._trained = self._sampler.epoch, 0
         if self._batches is not None:
@@ -154,5 +136,4 @@ class SessionCallback:
         self._remember()
         if self.session is not None and self._attached_to is not None:
             self.session.detach()
-            _owners.pop(self._attached_to, None)
         self._attached_to = None

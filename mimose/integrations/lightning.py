@@ -24,7 +24,7 @@ run finds no gradients to zero, and does not log again.
 
 from __future__ import annotations
 
-import difflib
+import contextlib
 import importlib
 import logging
 import weakref
@@ -46,28 +46,17 @@ from mimose.runtime.retry import Attempts, TrainersStep
 _log = logging.getLogger(__name__)
 
 
-def _installed() -> list[Any]:
-    """Import the installed packages; a Trainer takes its package's callbacks.
-
-    Raises:
-        ImportError: Neither is installed.
-    """
-    found = []
-    for name in ("lightning.pytorch", "pytorch_lightning"):
-        try:
-            found.append(importlib.import_module(name))
-        except ModuleNotFoundError as error:
-            missing = error
-    if not found:
-        msg = (
-            "mimose.integrations.lightning needs lightning or pytorch_lightning: "
-            "pip install 'mimose[lightning]'"
-        )
-        raise ImportError(msg) from missing
-    return found
-
-
-_libraries = _installed()
+_libraries: list[Any] = []
+"""The installed packages; a Trainer takes its package's callbacks."""
+for _name in ("lightning.pytorch", "pytorch_lightning"):
+    with contextlib.suppress(ModuleNotFoundError):
+        _libraries.append(importlib.import_module(_name))
+if not _libraries:
+    _message = (
+        "mimose.integrations.lightning needs lightning or pytorch_lightning: "
+        "pip install 'mimose[lightning]'"
+    )
+    raise ImportError(_message)
 _UNWRITTEN = {nn.Module.forward, *[each.LightningModule.forward for each in _libraries]}
 """The forwards of modules that define none."""
 
@@ -108,8 +97,6 @@ class MimoseCallback(SessionCallback, _Base):
             the first step.
     """
 
-    _not_copied = (*SessionCallback._not_copied, "_scouts", "_undo_repeats")
-
     def __init__(
         self,
         budget: Budget | Callable[[], Budget] = None,
@@ -142,11 +129,11 @@ class MimoseCallback(SessionCallback, _Base):
 
         Raises:
             NoUnitsError: No layers were found.
-            MimoseError: There is no module of the given name.
+            AttributeError: There is no module of the given name.
         """
         self.detach()
         self._has_warned, self._metrics = False, None
-        top = pl_module if self._name is None else _module_named(pl_module, self._name)
+        top = pl_module.get_submodule(self._name or "")
         layers = self._options["layers"]
         found = [module for _, module in find_layers(top, layers)]
         if layers is not None and self._name is None:  # names differ inside the root
@@ -155,8 +142,8 @@ class MimoseCallback(SessionCallback, _Base):
             def layers(module: nn.Module) -> bool:
                 return id(module) in chosen
 
-        trained = [layer for layer in found if any(_trained(layer))] or found
-        roots = [top] if self._name is not None else _holders(top, trained)
+        trained = [m for m in found if any(p.requires_grad for p in m.parameters())]
+        roots = _holders(top, trained or found) if self._name is None else [top]
         self._scouts = [
             Patch(each, partial(self._scout, each, layers)) for each in roots
         ]
@@ -268,20 +255,6 @@ class MimoseCallback(SessionCallback, _Base):
 
 
 # ------------------------------------------------------------------ the root
-
-
-def _module_named(whole: nn.Module, name: str) -> nn.Module:
-    modules: dict[str, nn.Module] = dict(whole.named_modules())
-    if name not in modules:
-        near = difflib.get_close_matches(name, modules)
-        hint = f"; did you mean {' or '.join(near)}?" if near else ""
-        msg = f"module: {type(whole).__name__} has no module named {name!r}{hint}"
-        raise MimoseError(msg)
-    return modules[name]
-
-
-def _trained(module: nn.Module) -> list[bool]:
-    return [parameter.requires_grad for parameter in module.parameters()]
 
 
 def _holders(top: nn.Module, layers: Collection[nn.Module]) -> list[nn.Module]:

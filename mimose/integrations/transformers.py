@@ -16,18 +16,16 @@ import copy
 import functools
 import inspect
 import logging
-import os
 import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader
 
 from mimose.batch_sampler import BatchSampler
 from mimose.budget import Budget
 from mimose.exceptions import CheckpointingConflictError, MimoseError, NoUnitsError
-from mimose.inputs.compiled import WHY_NOT_WHOLE
 from mimose.integrations.base import SessionCallback
 from mimose.runtime.retry import TrainersStep
 from mimose.torch_private import COMPILED_MODULE
@@ -35,7 +33,7 @@ from mimose.torch_private import COMPILED_MODULE
 try:
     from accelerate import DistributedType
     from transformers import Trainer, TrainerCallback
-    from transformers.trainer_callback import CallbackHandler, ExportableState
+    from transformers.trainer_callback import ExportableState
 except ImportError as error:
     _message = (
         "mimose.integrations.transformers needs transformers and accelerate: "
@@ -45,9 +43,11 @@ except ImportError as error:
 
 _log = logging.getLogger(__name__)
 
-_REGIONAL = "ACCELERATE_DYNAMO_USE_REGIONAL_COMPILATION"
-_YES = ("1", "on", "t", "true", "y", "yes")
-"""The values of a set flag for accelerate."""
+_OF_LOADER = (
+    *("collate_fn", "num_workers", "pin_memory", "worker_init_fn"),
+    *("multiprocessing_context", "prefetch_factor", "persistent_workers"),
+)
+"""What a loader of full batches has in common with the trainer's own."""
 _CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 """The new and the old name of a trainer's setting; both have the same value."""
 
@@ -109,11 +109,10 @@ class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
 
         Raises:
             CheckpointingConflictError: Its own checkpointing is switched on.
-            MimoseError: It compiles the model as a whole.
         """
         del state, control, kwargs
         _raise_if_conflicting(args)
-        _, trainer = _callers()
+        trainer = _calling()
         if trainer is not None:
             _guard(trainer)
 
@@ -127,10 +126,11 @@ class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
         """
         del control
         _raise_if_conflicting(args)
-        handler, trainer = _callers()
-        if handler is not None and trainer is not None:
-            handler.callbacks.remove(self)
-            handler.callbacks.insert(0, self)
+        trainer = _calling()
+        if trainer is not None:
+            callbacks = trainer.callback_handler.callbacks
+            callbacks.remove(self)
+            callbacks.insert(0, self)
             _guard(trainer)
         model = _running(trainer, kwargs["model"])
         if self._root is not None:
@@ -194,7 +194,6 @@ def _raise_if_conflicting(args: Any) -> None:
 
     Raises:
         CheckpointingConflictError: The trainer's own checkpointing is switched on.
-        MimoseError: The trainer compiles the model as a whole.
     """
     kind = type(args).__name__
     for name in _CHECKPOINTING:
@@ -204,22 +203,14 @@ def _raise_if_conflicting(args: Any) -> None:
                 f"mimose decides what is recomputed: set {kind}(..., {name}=False)"
             )
             raise CheckpointingConflictError(msg)
-    is_regional = os.environ.get(_REGIONAL, "").lower() in _YES
-    if getattr(args, "torch_compile", False) and not is_regional:
-        msg = (
-            f"TrainingArguments(torch_compile=True) compiles the model as a whole: "
-            f"{WHY_NOT_WHOLE}. With a Trainer, the environment variable "
-            f"{_REGIONAL}=1 compiles layer by layer"
-        )
-        raise MimoseError(msg)
 
 
 def _running(trainer: Trainer | None, model: nn.Module) -> nn.Module:
     """Return the model that the trainer runs: it may be a copy with compiled layers."""
-    wrapped = None if trainer is None else trainer.model_wrapped
-    if wrapped is not None and vars(wrapped).get(COMPILED_MODULE) is model:
-        return wrapped
-    return model
+    wrapped: Any = None if trainer is None else trainer.model_wrapped
+    inner = getattr(wrapped, COMPILED_MODULE, None)
+    is_around = inner is not None and getattr(inner, "module", inner) is model
+    return wrapped if is_around else model
 
 
 def _root_of(root: nn.Module, model: nn.Module) -> nn.Module:
@@ -281,9 +272,8 @@ def fill_budget(
         options: All other arguments of `MimoseCallback`.
 
     Returns:
-        The class. Its ``get_train_dataloader`` raises `MimoseError` if ``max_steps`` is
-        not set, gradients are accumulated, the dataset is iterable, accelerate
-        dispatches batches, or no lengths are found.
+        The class. Its ``get_train_dataloader`` raises `MimoseError` if gradients are
+        accumulated or no lengths are found. The dataset must have an index.
     """
 
     class Filling(trainer_class):  # type: ignore[valid-type,misc]
@@ -295,8 +285,15 @@ def fill_budget(
 
         def get_train_dataloader(self) -> Any:
             """Return a loader whose batches the session draws."""
+            if self.args.gradient_accumulation_steps > 1:
+                msg = (
+                    "fill_budget: gradients cannot be accumulated, because the trainer "
+                    "does not know which batch is the last of an epoch: set "
+                    "TrainingArguments(gradient_accumulation_steps=1). Batches are as "
+                    "large as the budget allows; limit them with max_rows or max_tokens"
+                )
+                raise MimoseError(msg)
             own = super().get_train_dataloader()
-            _raise_if_unfillable(self, own)
             sampler = BatchSampler(
                 _lengths(self) if lengths is None else lengths,
                 seed=self.args.seed if (s := self.args.data_seed) is None else s,
@@ -306,17 +303,8 @@ def fill_budget(
                 rank=self.args.process_index,
                 world_size=self.args.world_size,
             )
-            return _Unsized(
-                own.dataset,
-                batch_sampler=sampler,
-                collate_fn=own.collate_fn,
-                num_workers=own.num_workers,
-                pin_memory=own.pin_memory,
-                worker_init_fn=own.worker_init_fn,
-                multiprocessing_context=own.multiprocessing_context,
-                prefetch_factor=own.prefetch_factor,
-                persistent_workers=own.persistent_workers,
-            )
+            options = {name: getattr(own, name) for name in _OF_LOADER}
+            return _Unsized(own.dataset, batch_sampler=sampler, **options)
 
     Filling.__name__ = Filling.__qualname__ = f"Filling{trainer_class.__name__}"
     return Filling
@@ -334,40 +322,6 @@ class _Unsized(DataLoader[Any]):
             "their rows follow the budget: set TrainingArguments(max_steps=...)"
         )
         raise TypeError(msg)
-
-
-def _raise_if_unfillable(trainer: Any, loader: Any) -> None:
-    """Make sure that a trainer's batches can be drawn by length.
-
-    Raises:
-        MimoseError: A setting forbids it.
-    """
-    msg = ""
-    if isinstance(loader.dataset, IterableDataset):
-        msg = (
-            "the train_dataset is iterable, so samples cannot be chosen by their "
-            "length: give a dataset with an index (a map-style one)"
-        )
-    elif trainer.accelerator.dispatch_batches:
-        msg = (
-            "accelerate dispatches batches from one process: set "
-            "TrainingArguments(accelerator_config={'dispatch_batches': False})"
-        )
-    elif trainer.args.gradient_accumulation_steps > 1:
-        msg = (
-            "gradients cannot be accumulated, because the trainer does not know which "
-            "batch is the last of an epoch: set "
-            "TrainingArguments(gradient_accumulation_steps=1). Batches are as large as "
-            "the budget allows; limit them with max_rows or max_tokens"
-        )
-    elif trainer.args.max_steps <= 0:
-        msg = (
-            "the number of batches in an epoch depends on what fits, but the learning "
-            "rate schedule needs the number of steps: set "
-            "TrainingArguments(max_steps=...)"
-        )
-    if msg:
-        raise MimoseError("fill_budget: " + msg)
 
 
 def _lengths(trainer: Any) -> Any:
@@ -395,18 +349,15 @@ def _lengths(trainer: Any) -> Any:
 # ------------------------------------------------------------------ the trainer
 
 
-def _callers() -> tuple[CallbackHandler | None, Trainer | None]:
-    """Find the handler that calls this callback, and the trainer that calls it."""
-    handler: CallbackHandler | None = None
+def _calling() -> Trainer | None:
+    """Find the trainer that calls a callback."""
     frame = inspect.currentframe()
     while frame is not None:
         caller = frame.f_locals.get("self")
-        if handler is None and isinstance(caller, CallbackHandler):
-            handler = caller
         if isinstance(caller, Trainer):
-            return handler, caller
+            return caller
         frame = frame.f_back
-    return handler, None
+    return None
 
 
 def _guard(trainer: Any) -> None:
@@ -415,84 +366,54 @@ def _guard(trainer: Any) -> None:
     Args:
         trainer: The trainer. If it is training already, only its steps are wrapped.
     """
-    if isinstance(trainer.train, _Replaced):
+    if getattr(trainer.train, "func", None) is _guarded:
         return
+    guarded, repeated = (functools.partial(f, trainer) for f in (_guarded, _repeated))
+    step = _own(trainer, "training_step")
     if trainer.is_in_train:
-        trainer.training_step = _Replaced(trainer, "training_step", _guarded)
-    trainer.training_step = _Replaced(trainer, "training_step", _repeated)
-    trainer.train = _Replaced(trainer, "train", _guarded)
+        step = functools.partial(guarded, step)
+    trainer.training_step = functools.partial(repeated, step)
+    trainer.train = functools.partial(guarded, _own(trainer, "train"))
 
 
-class _Replaced:
-    """Replaces a method of a trainer.
-
-    It does not keep the trainer alive. A copy of the trainer gets its own replacement.
-
-    Args:
-        trainer: The trainer.
-        name: The name of the method.
-        run: Runs in place of the method. Gets this object and the call's arguments.
-    """
-
-    def __init__(self, trainer: Any, name: str, run: Callable[..., Any]) -> None:
-        functools.update_wrapper(self, getattr(type(trainer), name), updated=())
-        self.trainer = weakref.ref(trainer)
-        self._name, self._run = name, run
-        self._own = vars(trainer).get(name)
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self._run(self, *args, **kwargs)
-
-    @property
-    def method(self) -> Callable[..., Any]:
-        trainer: Any = self.trainer()
-        own: Any = self._own or getattr(type(trainer), self._name).__get__(trainer)
-        return own  # type: ignore[no-any-return]
-
-    @property
-    def callbacks(self) -> list[MimoseCallback]:
-        trainer: Any = self.trainer()
-        every = trainer.callback_handler.callbacks
-        return [callback for callback in every if isinstance(callback, MimoseCallback)]
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _Replaced:
-        trainer = self.trainer()
-        return _Replaced(memo.get(id(trainer), trainer), self._name, self._run)
-
-    def __reduce__(self) -> Any:
-        return _Replaced, (self.trainer(), self._name, self._run)
+def _own(trainer: Any, name: str) -> Any:
+    """Return a method; a bound one would be pickled as what replaces it."""
+    found = vars(trainer).get(name)
+    return found or functools.partial(getattr(type(trainer), name), trainer)
 
 
-def _guarded(replaced: _Replaced, *args: Any, **kwargs: Any) -> Any:
+def _callbacks(trainer: Any) -> list[MimoseCallback]:
+    every = trainer.callback_handler.callbacks
+    return [callback for callback in every if isinstance(callback, MimoseCallback)]
+
+
+def _guarded(trainer: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
     """Run a trainer's method, and detach the callbacks if it raises."""
     try:
-        return replaced.method(*args, **kwargs)
+        return method(*args, **kwargs)
     except BaseException:
-        for callback in replaced.callbacks:
+        for callback in _callbacks(trainer):
             callback.detach()
         raise
 
 
 def _repeated(
-    replaced: _Replaced, model: Any, inputs: Any, *args: Any, **kwargs: Any
+    trainer: Any, method: Any, model: Any, inputs: Any, *args: Any, **kwargs: Any
 ) -> Any:
     """Run a trainer's step on one batch, and repeat it if its backward fails.
 
     It is repeated only if one process trains and there are no gradients yet.
     """
-    trainer: Any = replaced.trainer()
     kind = getattr(trainer.accelerator, "distributed_type", None)
-    begins = [each.begin_attempts for each in replaced.callbacks]
-    attached = [begin for begin in begins if begin() is not None]
+    attached = [c for c in _callbacks(trainer) if c.begin_attempts() is not None]
     if len(attached) != 1 or kind != DistributedType.NO:
-        return replaced.method(model, inputs, *args, **kwargs)
-    step = TrainersStep(model, attached[0])
+        return method(model, inputs, *args, **kwargs)
+    step = TrainersStep(model, attached[0].begin_attempts)
     step.note_gradients()
-    given = [copy.copy(inputs)]  # a step may remove items from its inputs
+    spare = copy.copy(inputs)  # a step may remove items from its inputs
 
     def attempt() -> Any:
-        again = given[0] if step.n_failed else inputs
-        given[0] = copy.copy(given[0])
-        return replaced.method(model, again, *args, **kwargs)
+        given = copy.copy(spare) if step.n_failed else inputs
+        return method(model, given, *args, **kwargs)
 
     return step.run(attempt)

@@ -19,20 +19,22 @@ stop, whose exception holds frames (3% too much in GPT-2, 20% in a ResNet).
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
-from mimose.exactness.side_effects import tensor_attributes
-from mimose.inputs.compiled import saved_storages
+from mimose.exactness.side_effects import tensor_slots
 from mimose.inputs.describe import autocast_keeps_copies
+from mimose.inputs.patch import hidden
 from mimose.memory.meters import Meter
 from mimose.planners import Menu
 from mimose.planners.actions import KEEP, RECOMPUTE
@@ -40,8 +42,6 @@ from mimose.tensors import storages_in, tensors_in
 from mimose.torch_private import (
     TorchDispatchMode,
     overload_packet,
-    pop_saved_hooks,
-    push_saved_hooks,
     to_copy,
     top_saved_hooks,
 )
@@ -139,14 +139,11 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             return
         inputs = {**storages_in(args), **storages_in(kwargs)}
         for key, storage in made.items():
-            if key not in inputs and key not in self._made:
-                self._add(key, storage)
+            is_new = key not in inputs and key not in self._made
+            if is_new and storage.nbytes():
+                self._add(key, storage, storage.nbytes())
 
-    def _add(self, key: int, storage: torch.UntypedStorage) -> None:
-        n_bytes = storage.nbytes()
-        if n_bytes == 0:
-            return
-
+    def _add(self, key: int, storage: torch.UntypedStorage, n_bytes: int) -> None:
         def freed(_: object) -> None:
             self._copies.discard(key)
             if self._made.pop(key, None) is not None:
@@ -196,13 +193,9 @@ def by_operators(
         output, early_flops, saved = _with_saves_seen(forward, tracker)
         live = float(tracker.live_bytes)
         copied = float(tracker.copied_bytes()) if autocast_keeps_copies() else 0.0
-    held = _held_bytes(live, float(tracker.bytes_made(output)))
+    held = {KEEP.name: live, RECOMPUTE.name: float(tracker.bytes_made(output))}
     flops, peak = tracker.flops, tracker.peak_bytes
     return output, Reading(held, flops, early_flops, peak, copied, saved)
-
-
-def _held_bytes(live: float, returned: float) -> dict[str, float]:
-    return {KEEP.name: live, RECOMPUTE.name: returned}
 
 
 def _with_saves_seen(
@@ -214,26 +207,37 @@ def _with_saves_seen(
         Its output, the FLOPs before its last saved tensor, and the bytes of its outputs
         that were saved. Without hooks, the FLOPs so far and None.
     """
-    outer = top_saved_hooks(False)
-    if outer is None:
+    if top_saved_hooks(False) is None:
         return forward(), tracker.flops, None
-    pack, early_flops = outer[0], 0
+    early_flops = 0
     saved: set[int] = set()
 
-    def note(tensor: torch.Tensor) -> Any:
+    def note(tensor: torch.Tensor) -> None:
         nonlocal early_flops
         early_flops = tracker.flops
         saved.update(storages_in(tensor))
-        return pack(tensor)
 
-    push_saved_hooks(note, outer[1])
-    try:
+    with _saves_noted(note):
         output = forward()
-    finally:
-        pop_saved_hooks()
     returned = storages_in(output).items()
     n_bytes = sum(storage.nbytes() for key, storage in returned if key in saved)
     return output, early_flops, float(n_bytes)
+
+
+@contextlib.contextmanager
+def _saves_noted(note: Callable[[torch.Tensor], None]) -> Iterator[None]:
+    """Call a function for each tensor that is saved for a backward inside it.
+
+    Other hooks on saved tensors, such as those of `torch.utils.checkpoint`, still run.
+    """
+    pack, unpack = top_saved_hooks(False) or (lambda t: t, lambda t: t)
+
+    def noted(tensor: torch.Tensor) -> Any:
+        note(tensor)
+        return pack(tensor)
+
+    with torch.autograd.graph.saved_tensors_hooks(hidden(noted), unpack):
+        yield
 
 
 def by_saved(
@@ -250,23 +254,22 @@ def by_saved(
         root: The model, whose own tensors do not count.
         flops: The FLOPs of the layer's forward.
     """
-    attributes = tensor_attributes(root.modules())
-    own = itertools.chain(root.parameters(), root.buffers(), attributes, given)
-    known = storages_in(list(own))
-    with saved_storages() as saved:
+    others = [slot.now() for slot in tensor_slots(root.modules())]
+    known = storages_in([*root.parameters(), *others, *given])
+    saved: dict[int, torch.UntypedStorage] = {}
+    with _saves_noted(lambda tensor: saved.update(storages_in(tensor))):
         output = forward()
-        returned = storages_in(output)
-        live = _total({**saved, **returned}, known)
-    held = _held_bytes(live, _total(returned, known))
+    returned = storages_in(output)
+    live = _total({**saved, **returned}, known)
+    saved.clear()  # the hook may live on, in a cycle
+    held = {KEEP.name: live, RECOMPUTE.name: _total(returned, known)}
     return output, Reading(held, flops, flops, int(live))
 
 
 def _total(
     storages: dict[int, torch.UntypedStorage], known: dict[int, torch.UntypedStorage]
 ) -> float:
-    return float(
-        sum(storage.nbytes() for key, storage in storages.items() if key not in known)
-    )
+    return float(sum(s.nbytes() for key, s in storages.items() if key not in known))
 
 
 # ------------------------------------------------------------------ the marks
@@ -294,14 +297,13 @@ class Trace:
         budget_bytes: The budget.
 
     Attributes:
-        predicted_bytes: The step's predicted peak; infinite without a prediction.
+        is_closed: Whether it reads no more.
         spoilt: Why nothing can be learned from the readings; "" if something can.
     """
 
     def __init__(self, meter: Meter, budget_bytes: float = math.inf) -> None:
         self._meter = meter
         self._budget_bytes = budget_bytes
-        self.predicted_bytes = math.inf
         self.marks: list[Mark] = []
         self.calls: list[Measured] = []
         self.peak_bytes = 0
@@ -318,12 +320,6 @@ class Trace:
     def room_bytes(self) -> float:
         """What the budget left at the last mark."""
         return self._budget_bytes - self.marks[-1].live_bytes
-
-    @property
-    def spare_bytes(self) -> float:
-        """The part of it that does not raise the step above its prediction."""
-        spare = self.predicted_bytes - self.marks[-1].live_bytes
-        return min(spare, self.room_bytes)
 
     def mark(self, kind: str, call: int = -1) -> None:
         """Read the meter at a boundary; the first mark only starts the peak."""
@@ -353,7 +349,7 @@ class Trace:
     def end(self) -> None:
         """Mark the end of the backward, and stop reading."""
         self.mark("end")
-        self.close()
+        self.is_closed = True
 
     def join_forward(self) -> None:
         """Record that another forward begins; the gap continues to its first call."""
@@ -371,10 +367,6 @@ class Trace:
         """Remove the last mark, because the running segment continues."""
         peak = self.marks.pop().peak_bytes
         self._least_peak_bytes = max(self._least_peak_bytes, peak)
-
-    def close(self) -> None:
-        """Stop reading."""
-        self.is_closed = True
 
     def enter(self, measured: Measured) -> int:
         """Mark a call's entry; return its index."""
@@ -396,7 +388,7 @@ class Trace:
         self._is_in_call = False
         outputs = list(tensors_in(output))
         shapes = [tuple(tensor.shape) for tensor in outputs]
-        self.calls[index].leave(tuple(itertools.chain(*shapes)))
+        self.calls[index].sizes += tuple(itertools.chain(*shapes))
         given = {id(tensor) for tensor in inputs}
         for tensor in outputs:
             is_made = tensor.grad_fn is not None and id(tensor) not in given
@@ -443,7 +435,7 @@ class Trace:
     def _spoil(self) -> None:
         """Stop reading, because a gradient arrived during the model's forward."""
         self.spoilt = INNER_GRADIENT
-        self.close()
+        self.is_closed = True
 
     def _on_gradient(self, index: int) -> Callable[[torch.Tensor], None]:
         def hook(_: torch.Tensor) -> None:
@@ -452,7 +444,8 @@ class Trace:
                 return
             if self._is_forward:
                 self._spoil()
-            elif self.calls[index].note_gradient():
+            elif not self.calls[index].has_gradient:
+                self.calls[index].has_gradient = True
                 self.mark("gradient", index)
 
         return hook
@@ -531,17 +524,9 @@ def without_readings(sample: StepSample) -> StepSample:
     readings do not predict the next.
     """
     nothing = SegmentSample(None, None)
-    return StepSample(
-        calls=tuple(
-            CallSample(call.call, call.held_bytes, {}, {}, {}, call.cost)
-            for call in sample.calls
-        ),
-        gaps=tuple(nothing for _ in sample.gaps),
-        head=nothing,
-        loss=None,
-        is_ordered=sample.is_ordered,
-        copies_end=sample.copies_end,
-    )
+    calls = [CallSample(e.call, e.held_bytes, {}, {}, {}, e.cost) for e in sample.calls]
+    gaps = (nothing,) * len(sample.gaps)
+    return replace(sample, calls=tuple(calls), gaps=gaps, head=nothing, loss=None)
 
 
 def _between(mark: Mark, level: float) -> SegmentSample:

@@ -10,11 +10,14 @@ of the requests, and repeats to the byte.
 from __future__ import annotations
 
 import abc
+import contextlib
 import logging
 import os
 import time
 import weakref
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
 
 import torch
 
@@ -31,35 +34,10 @@ _CGROUP_LIMITS = (
 )
 
 
-class Reading(NamedTuple):
-    """A reading of a meter."""
-
-    live_bytes: int
-    """The bytes held now."""
-    peak_bytes: int
-    """The most bytes held at any moment since the last reset."""
-
-
-class BasicMeter(Protocol):
-    """The methods that your own meter must have for `attach(meter=...)`."""
-
-    def live_bytes(self) -> int:
-        """Return the bytes held now."""
-        ...
-
-    def peak_bytes(self) -> int:
-        """Return the most bytes held at any moment since the last reset."""
-        ...
-
-    def reset_peak(self) -> None:
-        """Start a new peak at what is held now."""
-        ...
-
-
 class Meter(abc.ABC):
     """Everything that a session reads of a device's memory.
 
-    A meter must define three methods, those of `BasicMeter`. The others have defaults.
+    A meter of your own must define the three abstract methods.
     """
 
     noise_bytes = float(2**16)
@@ -88,9 +66,10 @@ class Meter(abc.ABC):
         del slack_bytes
         return self.live_bytes()
 
-    def read(self) -> Reading:
+    def read(self) -> tuple[int, int]:
         """Return both readings at once, for the boundaries of a measured step."""
-        return Reading(self.live_bytes(), self.peak_bytes())
+        live = self.live_bytes()
+        return live, max(live, self.peak_bytes())
 
     def held_bytes(self) -> int:
         """Free cached blocks, and return the bytes that count against a budget."""
@@ -109,35 +88,12 @@ class Meter(abc.ABC):
         return None
 
 
-_BASIC = ("live_bytes", "peak_bytes", "reset_peak")
-"""The methods of `BasicMeter`."""
-
-
-class _BorrowedMeter(Meter):
-    """A user's meter, with the defaults for the methods that it does not have."""
-
-    def __init__(self, meter: BasicMeter) -> None:
-        self._meter = meter
-        for name in dir(Meter):
-            if not name.startswith("_") and hasattr(meter, name):
-                setattr(self, name, getattr(meter, name))
-
-    def live_bytes(self) -> int:
-        return self._meter.live_bytes()
-
-    def peak_bytes(self) -> int:
-        return self._meter.peak_bytes()
-
-    def reset_peak(self) -> None:
-        self._meter.reset_peak()
-
-
-def make_meter(meter: Meter | BasicMeter | str | None, device: torch.device) -> Meter:
+def make_meter(meter: Meter | str | None, device: torch.device) -> Meter:
     """Return the meter for a device.
 
     Args:
-        meter: A `Meter`, which is returned unchanged; another object with the methods
-            of `BasicMeter`; ``"allocator"`` (`AllocatorMeter`), ``"process"``
+        meter: A `Meter`, which is returned unchanged; ``"allocator"``
+            (`AllocatorMeter`), ``"process"``
             (`ProcessMeter`) or ``"prediction"`` (`PredictionMeter`); or None to choose
             by the device.
         device: The device of the model's parameters.
@@ -155,13 +111,9 @@ def make_meter(meter: Meter | BasicMeter | str | None, device: torch.device) -> 
         return ProcessMeter()
     if meter == "prediction":
         return PredictionMeter(device)
-    is_object = not isinstance(meter, (str, type))
-    if is_object and all(callable(getattr(meter, name, None)) for name in _BASIC):
-        return _BorrowedMeter(meter)  # type: ignore[arg-type]
     msg = (
         f"meter {meter!r} cannot read {device}: give 'allocator' (for an accelerator), "
-        f"'process', 'prediction', an object with the methods {', '.join(_BASIC)}, or "
-        f"None"
+        f"'process', 'prediction', a mimose.memory.meters.Meter, or None"
     )
     raise BudgetError(msg)
 
@@ -195,7 +147,6 @@ class Usage(NamedTuple):
     requested_peak_bytes: int
     allocated_bytes: int
     """The bytes of their blocks."""
-    allocated_peak_bytes: int
     reserved_bytes: int
     """The bytes taken from the device: these blocks, and free ones kept for reuse."""
     reserved_peak_bytes: int
@@ -219,7 +170,6 @@ class AllocatorMeter(Meter):
     """
 
     noise_bytes = 0.0
-    reads_peak = True
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
@@ -228,43 +178,42 @@ class AllocatorMeter(Meter):
             index = torch.accelerator.current_device_index()
         self.index = index or 0
         self._reserved_peak_bytes = 0
-        self._allocated_peak_bytes = 0
 
     def live_bytes(self) -> int:
         """Return the requested bytes."""
-        return self._look().requested_bytes
+        return self.usage().requested_bytes
 
     def peak_bytes(self) -> int:
         """Return the peak of requested bytes since the last reset."""
-        return self._look().requested_peak_bytes
+        return self.usage().requested_peak_bytes
 
-    def read(self) -> Reading:
+    def read(self) -> tuple[int, int]:
         """Return level and peak of one reading."""
-        return Reading(*self._look()[:2])
+        return self.usage()[:2]
 
     def reset_peak(self) -> None:
         """Start a new peak, also for other readers of torch's peak counters."""
         torch.accelerator.reset_peak_memory_stats(self.index)
 
     def usage(self) -> Usage:
-        """Return all numbers of the allocator, with peaks over several resets.
+        """Return all numbers of the allocator, with the peak over several resets.
 
-        Reserved and allocated peaks are since `forget_usage`, if the meter was read
-        before each reset. The requested peak is since the last reset.
+        The reserved peak is since `forget_usage`, if the meter was read before each
+        reset. The requested peak is since the last reset.
         """
-        return self._look()._replace(
-            reserved_peak_bytes=self._reserved_peak_bytes,
-            allocated_peak_bytes=self._allocated_peak_bytes,
-        )
+        usage = _read_usage(self.index)
+        peak = max(self._reserved_peak_bytes, usage.reserved_peak_bytes)
+        self._reserved_peak_bytes = peak
+        return usage._replace(reserved_peak_bytes=peak)
 
     def forget_usage(self) -> None:
-        """Start new reserved and allocated peaks at the last reset."""
-        self._reserved_peak_bytes = self._allocated_peak_bytes = 0
+        """Start a new reserved peak at the last reset."""
+        self._reserved_peak_bytes = 0
 
     def held_bytes(self) -> int:
         """Free cached blocks, and return the reserved bytes."""
         torch.accelerator.empty_cache()
-        return self._look().reserved_bytes
+        return self.usage().reserved_bytes
 
     def taken_bytes(self) -> int | None:
         """Return the bytes of all tensors so far, also of freed ones."""
@@ -273,25 +222,12 @@ class AllocatorMeter(Meter):
 
     def memory_info(self) -> tuple[int, int]:
         """Return the free bytes and all bytes of the device."""
-        info = getattr(torch.accelerator, "get_memory_info", None)
-        if info is not None:
-            free, total = info(self.index)
-        else:
-            free, total = torch.get_device_module(self.device).mem_get_info(self.index)
+        free, total = torch.get_device_module(self.device).mem_get_info(self.index)
         return int(free), int(total)
 
     def total_bytes(self) -> int | None:
         """Return what this process can have: free bytes, and what it has reserved."""
-        return self.memory_info()[0] + self._look().reserved_bytes
-
-    def _look(self) -> Usage:
-        """Read the allocator, and keep the peaks that a reset would lose."""
-        usage = _read_usage(self.index)
-        if usage.reserved_peak_bytes > self._reserved_peak_bytes:
-            self._reserved_peak_bytes = usage.reserved_peak_bytes
-        if usage.allocated_peak_bytes > self._allocated_peak_bytes:
-            self._allocated_peak_bytes = usage.allocated_peak_bytes
-        return usage
+        return self.memory_info()[0] + self.usage().reserved_bytes
 
 
 def _read_usage(index: int) -> Usage:
@@ -305,7 +241,6 @@ def _read_usage(index: int) -> Usage:
         requested["current"],
         requested["peak"],
         allocated["current"],
-        allocated["peak"],
         reserved["current"],
         reserved["peak"],
         stats["inactive_split_bytes"]["all"]["current"],
@@ -335,7 +270,6 @@ class ProcessMeter(Meter):
     """
 
     noise_bytes = 0.1 * 2**20
-    reads_peak = True
 
     def __init__(self) -> None:
         self._files = [
@@ -382,11 +316,6 @@ class ProcessMeter(Meter):
         """Start a new peak at the present resident set."""
         os.pwrite(self._files[2], b"5", 0)
 
-    def read(self) -> Reading:
-        """Return the resident set and its peak."""
-        live = self.live_bytes()
-        return Reading(live, max(live, self.peak_bytes()))
-
     def release(self) -> None:
         """Free the blocks that occupy the heap's holes."""
         self._filler.release()
@@ -405,17 +334,10 @@ def _machine_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _cgroup_limits() -> list[int]:
-    limits = []
+def _cgroup_limits() -> Iterator[int]:
     for path in _CGROUP_LIMITS:
-        try:
-            with open(path, encoding="ascii") as file:  # noqa: PTH123 (plain read)
-                text = file.read().strip()
-        except OSError:
-            continue
-        if text.isdigit():
-            limits.append(int(text))
-    return limits
+        with contextlib.suppress(OSError, ValueError):  # there is none, or it is "max"
+            yield int(Path(path).read_text(encoding="ascii"))
 
 
 class PredictionMeter(Meter):

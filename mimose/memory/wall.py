@@ -198,24 +198,20 @@ class MemoryLimit:
         """Return what is held now, which is the least that any plan needs."""
         return self._meter.settled_bytes(0)
 
-    def fold(self) -> Peaks:
-        """Read the peaks since the last reset into the session's."""
-        peak = self._meter.peak_bytes()
+    def fold(self, level_bytes: int = 0) -> Peaks:
+        """Read the peaks since the last reset into the session's.
+
+        Args:
+            level_bytes: The highest level that was read before that reset.
+        """
+        peak = max(level_bytes, self._meter.peak_bytes())
         self.peak_bytes = max(self.peak_bytes, peak)
         return Peaks(peak)
 
-    def note_level(self, level_bytes: int) -> None:
-        """Record the highest level of a step, from its readings."""
-        self.peak_bytes = max(self.peak_bytes, level_bytes)
-
-    def begin(self, slack_bytes: float) -> tuple[int, Peaks]:
-        """Return the level that a step starts from, and the peaks before it.
-
-        Args:
-            slack_bytes: Freed memory that may be part of the level.
-        """
+    def begin(self) -> tuple[int, Peaks]:
+        """Return the level that a step starts from, and the peaks before it."""
         peaks = self.fold()
-        return self._meter.settled_bytes(slack_bytes), peaks
+        return self._meter.settled_bytes(5 * self._meter.noise_bytes), peaks
 
     def highest_bytes(self) -> int:
         """Return the session's highest reading of what the budget limits."""
@@ -306,9 +302,6 @@ class ReservedMemoryLimit(MemoryLimit):
         self._n_retries = self._usage.n_retries
         self.peak_bytes = self._usage.reserved_bytes
 
-    def note_level(self, level_bytes: int) -> None:
-        """Do nothing: the budget limits reserved bytes, not the level."""
-
     def move(self, budget_bytes: int) -> None:
         """Change the budget, and free the cached blocks above it.
 
@@ -325,20 +318,18 @@ class ReservedMemoryLimit(MemoryLimit):
         """Return the allocated bytes."""
         return self._read().allocated_bytes
 
-    def fold(self) -> Peaks:
+    def fold(self, level_bytes: int = 0) -> Peaks:
         """Read all peaks since the step began, in one reading."""
         usage = self._read()
         self.peak_bytes = max(self.peak_bytes, usage.reserved_peak_bytes)
         return Peaks(
-            usage.requested_peak_bytes,
+            max(level_bytes, usage.requested_peak_bytes),
             usage.reserved_peak_bytes,
-            usage.allocated_peak_bytes,
             usage.n_retries - self._start.n_retries,
         )
 
-    def begin(self, slack_bytes: float) -> tuple[int, Peaks]:
+    def begin(self) -> tuple[int, Peaks]:
         """Return the requested bytes at a step's start, and the peaks before it."""
-        del slack_bytes
         peaks = self.fold()
         self._note_out_of_memory()
         if self._wall is not None and self._usage.reserved_bytes > self.budget_bytes:

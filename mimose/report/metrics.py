@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
+from itertools import takewhile
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from mimose.records import PHASES, StepRecord
+from mimose.report.page import headline
 from mimose.report.shapes import split_runs
 
 if TYPE_CHECKING:
@@ -41,12 +43,8 @@ class MetricsReader:
         ``mimose/phase``
             The phase of the last step: 0 collect, 1 step_down, 2 plan, 3 fallback.
         """
-        records = self._session.records
-        fresh = []
-        for record in reversed(records):
-            if record.step < self._next_step:
-                break
-            fresh.append(record)
+        latest_first = reversed(self._session.records)
+        fresh = [*takewhile(lambda r: r.step >= self._next_step, latest_first)]
         if not fresh:
             return {}
         self._next_step = fresh[0].step + 1
@@ -61,19 +59,15 @@ def metrics(latest_first: Sequence[StepRecord]) -> dict[str, float]:
     Args:
         latest_first: The records, at least one, the latest first.
     """
-    n_calls = sum(len(record.actions) for record in latest_first)
-    n_recomputed = sum(record.n_recomputed for record in latest_first)
-    n_hits = sum(record.cache_hit for record in latest_first)
-    metrics = {
-        "recompute_share": n_recomputed / max(1, n_calls),
-        "cache_hit_rate": n_hits / len(latest_first),
+    numbers = headline(latest_first)
+    found = {
+        "recompute_share": numbers.recompute_share,
+        "cache_hit_rate": numbers.cache_hit_rate,
         "phase": float(PHASES.index(latest_first[0].phase)),
+        "peak_bytes": numbers.peak_bytes,
+        "budget_use": numbers.budget_use,
     }
-    peaks = [r.highest_bytes for r in latest_first if r.highest_bytes is not None]
-    if peaks:
-        metrics["peak_bytes"] = float(max(peaks))
-        metrics["budget_use"] = max(r.budget_use or 0.0 for r in latest_first)
-    return metrics
+    return {name: float(x) for name, x in found.items() if x is not None}
 
 
 def write_scalars(records: Sequence[StepRecord], folder: str | PathLike[str]) -> None:
@@ -91,23 +85,18 @@ def write_scalars(records: Sequence[StepRecord], folder: str | PathLike[str]) ->
         ImportError: tensorboard is missing (``pip install 'mimose[tensorboard]'``).
         OSError: The folder cannot be written.
     """
-    runs = split_runs(records)
-    for number, run in enumerate(runs, start=1):
-        place = Path(folder) / f"run-{number}" if len(runs) > 1 else Path(folder)
-        _write_run(sorted(run, key=lambda record: record.step), place)
-
-
-def _write_run(records: Sequence[StepRecord], folder: Path) -> None:
     from torch.utils.tensorboard import SummaryWriter
 
-    with SummaryWriter(str(folder), purge_step=records[0].step) as writer:
-        for record in records:
-            for name, value in _scalars(record):
-                writer.add_scalar(PREFIX + name, value, record.step)
-
-
-def _scalars(record: StepRecord) -> Iterator[tuple[str, float]]:
-    yield from metrics([record]).items()
-    yield "plan_seconds", record.plan_seconds
-    if record.predicted_peak_bytes is not None:
-        yield "predicted_peak_bytes", record.predicted_peak_bytes
+    runs = split_runs(records)
+    for number, run in enumerate(runs, start=1):
+        run.sort(key=lambda record: record.step)
+        place = Path(folder) / f"run-{number}" if len(runs) > 1 else Path(folder)
+        with SummaryWriter(str(place), purge_step=run[0].step) as writer:
+            for record in run:
+                numbers = metrics([record]) | {
+                    "plan_seconds": record.plan_seconds,
+                    "predicted_peak_bytes": record.predicted_peak_bytes,
+                }
+                for name, value in numbers.items():
+                    if value is not None:
+                        writer.add_scalar(PREFIX + name, value, record.step)

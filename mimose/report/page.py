@@ -1,9 +1,9 @@
-"""The page of a run: figures and tables in one HTML file, from its records.
+"""A run in numbers, from its records, and its page: figures and tables in one file.
 
 ``page.html`` beside this file draws in the browser and loads nothing. This module
 chooses what it draws, and puts it into the page as JSON: a few hundred marks a figure
-and a few hundred rows a table, whatever the number of steps. Steps of one phase at the
-same place share a mark: the median, with a bar from the lowest to the highest value.
+and a few hundred rows a table, whatever the number of steps. A mark is a step: of each
+phase some at even distances, and all that stand out.
 """
 
 from __future__ import annotations
@@ -11,30 +11,20 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from itertools import groupby
 from os import PathLike
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mimose.budget import format_bytes
 from mimose.exceptions import MimoseError
-from mimose.records import PHASES, StepRecord, kind_of
-from mimose.report.headline import (
-    budget_range,
-    counted,
-    figures,
-    format_budgets,
-    format_flops,
-    format_seconds,
-    headline,
-    verdict,
-)
+from mimose.records import PHASES, StepRecord, Totals, kind_of, totals_of
 from mimose.report.shapes import (
     Shape,
-    formula,
     n_elements,
     shape_text,
     shapes_of,
@@ -43,13 +33,19 @@ from mimose.report.shapes import (
 )
 
 _Json: TypeAlias = dict[str, Any]
+_Each = TypeVar("_Each")
 _Values: TypeAlias = NDArray[np.float64]
 _Row: TypeAlias = tuple[str, tuple[int, ...]]
 """The name of a row or column of the map, and its cells."""
 
-_MOST_SINGLE = 400
-"""Up to this many steps each step has its own mark."""
-_MOST_PLACES = 200
+_PHASE_WORDS = {
+    "collect": "measuring",
+    "step_down": "first plans",
+    "plan": "planned",
+    "fallback": "safest plan",
+}
+_MOST_MARKS = 400
+"""The most marks of a phase, and the most points of a line."""
 _MOST_RINGS = 200
 _MOST_WORST = 10
 _MOST_ROWS = 100
@@ -57,6 +53,183 @@ _MOST_COLUMNS = 120
 _LONGEST_NAME = 28
 _LONGEST_REASON = 120
 _LEAST_WINDOW = 50
+
+
+# ------------------------------------------------------------------ the main numbers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Headline(Totals):
+    """The main numbers of a run: the page's, and those of ``mimose report``."""
+
+    runs: int
+    """The number of runs to which the steps belong."""
+    shapes: int
+    """Distinct shapes of the batch."""
+    budget_bytes: int
+    """The budget at the end of the last run; `budget_range` is that run's, too."""
+    peak_bytes: int | None
+    """The highest observed peak; None if none was read."""
+    budget_use: float | None
+    """The highest observed peak as a share of its step's budget."""
+    steps_read: int
+    """Steps whose peak was read."""
+    recompute_share: float
+    """The share of all layer calls that was recomputed."""
+    cache_hit_rate: float
+    """The share of all steps whose plan came from the cache."""
+    seconds: float
+    """The sum over all steps, from the start of the forward to the end of the
+    backward."""
+    error_p50: float | None
+    """The median of |observed − predicted| growth, as a share of the predicted growth,
+    over the steps in phase `plan`; None without such steps."""
+    error_p99: float | None
+
+
+def headline(records: Sequence[StepRecord]) -> Headline:
+    """Return the main numbers of one run or several.
+
+    Args:
+        records: Their records, at least one.
+    """
+    runs = split_runs(records)
+    totals = replace(totals_of(records), budget_range=totals_of(runs[-1]).budget_range)
+    peaks = [r.highest_bytes for r in records if r.highest_bytes is not None]
+    uses = [r.budget_use for r in records if r.budget_use is not None]
+    n_calls = sum(len(record.actions) for record in records)
+    return Headline(
+        **asdict(totals),
+        **error_quantiles(records),
+        runs=len(runs),
+        shapes=len({shape for run in runs for shape in shapes_of(run)}),
+        budget_bytes=records[-1].budget_bytes,
+        peak_bytes=max(peaks, default=None),
+        budget_use=max(uses, default=None),
+        steps_read=len(peaks),
+        recompute_share=sum(r.n_recomputed for r in records) / max(1, n_calls),
+        cache_hit_rate=sum(record.cache_hit for record in records) / len(records),
+        seconds=sum(record.seconds or 0.0 for record in records),
+    )
+
+
+def error_quantiles(records: Iterable[StepRecord]) -> dict[str, Any]:
+    """Return the median and the 99th percentile of errors of predictions, by name."""
+    errors = [
+        abs(record.prediction_error)
+        for record in records
+        if record.phase == "plan" and record.prediction_error is not None
+    ]
+    found = np.quantile(errors, (0.5, 0.99)).tolist() if errors else (None, None)
+    return dict(zip(("error_p50", "error_p99"), found, strict=True))
+
+
+def format_budgets(of_steps: Iterable[int]) -> str:
+    """Return a budget as text, or the range in which it moved.
+
+    >>> format_budgets((2**30, 2**30)), format_budgets((2**30, 2**31))
+    ('1.00 GiB', '1.00 GiB to 2.00 GiB')
+    """
+    return " to ".join(dict.fromkeys(map(format_bytes, of_steps)))
+
+
+def verdict(numbers: Headline) -> str:
+    """Return a sentence that says whether the budget was kept.
+
+    Args:
+        numbers: The run in numbers.
+    """
+    budget = f"budget of {format_budgets(numbers.budget_range)}"
+    if numbers.runs > 1:
+        budget = "budget of their run"
+    if numbers.budget_use is None:
+        return f"No peak could be read: whether the {budget} was kept is not known."
+    use = f"the highest peak took {numbers.budget_use:.1%} of it"
+    read = counted(numbers.steps_read, "step")
+    if numbers.steps_over:
+        return f"{numbers.steps_over:,} of {read} went over the {budget}; {use}."
+    if numbers.steps_read < numbers.steps:
+        read += f" whose peak was read (of {numbers.steps:,})"
+    every = "All " if numbers.steps_read > 1 else ""
+    return f"{every}{read} stayed within the {budget}; {use}."
+
+
+def figures(numbers: Headline) -> Iterator[tuple[str, str, str]]:
+    """Yield the name, the number and a remark for each of the main numbers.
+
+    Args:
+        numbers: The run in numbers.
+    """
+    runs = f" in {numbers.runs} runs" if numbers.runs > 1 else ""
+    shapes = f"with batches of {counted(numbers.shapes, 'shape')}{runs}"
+    yield "steps", f"{numbers.steps:,}", shapes
+    if numbers.peak_bytes is None or numbers.budget_use is None:
+        yield "highest peak", "not known", "no peak could be read"
+    else:
+        is_one = numbers.runs == 1 and len({*numbers.budget_range}) == 1
+        whose = "the budget" if is_one else "a step's budget, at the most"
+        use = f"{numbers.budget_use:.1%} of {whose}"
+        yield "highest peak", format_bytes(numbers.peak_bytes), use
+        is_all = numbers.steps_read == numbers.steps
+        read = f"of {numbers.steps_read:,}{'' if is_all else ' whose peak was read'}"
+        yield "steps over the budget", f"{numbers.steps_over:,}", read
+    if numbers.error_p50 is not None:
+        yield (
+            "prediction off by",
+            f"{numbers.error_p50:.2%}",
+            f"of the growth, median; 1 step in 100 by {numbers.error_p99:.2%} or more",
+        )
+    yield (
+        "layer calls recomputed",
+        f"{numbers.recompute_share:.1%}",
+        f"{format_flops(numbers.recomputed_flops)}, "
+        f"{format_flops(numbers.collected_flops)} of it while measuring",
+    )
+    rate = f"{numbers.cache_hit_rate:.1%}"
+    yield "plans from the cache", rate, "of the steps; other plans were made new"
+    timed = f"of {format_seconds(numbers.seconds)} in steps"
+    spent = format_seconds(numbers.plan_seconds)
+    yield "choosing plans took", spent, timed if numbers.seconds else "steps not timed"
+    if numbers.retries:
+        why = "after running out of memory"
+        yield "forwards run again", f"{numbers.retries:,}", why
+    most, *others = (
+        f"{n:,} {_PHASE_WORDS[phase]}"
+        for phase, n in sorted(numbers.phases.items(), key=lambda item: -item[1])
+    )
+    yield "steps by phase", most, ", ".join(others) or "all of them"
+
+
+def format_flops(flops: float) -> str:
+    """Return a number of FLOPs as text.
+
+    >>> format_flops(3_120_000_000)
+    '3.12 GFLOP'
+    """
+    return f"{flops / 1e9:,.2f} GFLOP"
+
+
+def format_seconds(seconds: float) -> str:
+    """Return a time as text.
+
+    >>> format_seconds(0.0123), format_seconds(5400)
+    ('12.3 ms', '5,400 s')
+    """
+    if seconds < 1.0:
+        return f"{1e3 * seconds:.3g} ms"
+    return f"{seconds:.3g} s" if seconds < 1000.0 else f"{seconds:,.0f} s"
+
+
+def counted(number: int, noun: str) -> str:
+    """Return a number and its noun as text.
+
+    >>> counted(1, "step"), counted(1200, "step")
+    ('1 step', '1,200 steps')
+    """
+    return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
+
+
+# ------------------------------------------------------------------ the page
 
 
 def write_page(
@@ -84,7 +257,6 @@ def write_page(
     steps = _Steps(records)
     xs = np.arange(len(steps.records), dtype=float)
     window = max(_LEAST_WINDOW, len(steps.records) // 100)
-    peaks = steps.values(lambda record: record.highest_bytes)
     is_observed = not np.isnan(steps.growth).all()
     growth = steps.growth if is_observed else steps.predicted
     data = {
@@ -95,13 +267,11 @@ def write_page(
         "stepsOver": numbers.steps_over,
         "starts": steps.starts,
         "budget": _budget(steps),
-        "size": "its elements" if steps.names is None else formula(steps.names),
         "isObserved": is_observed,
         "growth": _marks(steps, steps.elements, growth),
         "predictions": _marks(steps, steps.predicted, steps.errors),
         "layers": _layers(steps),
-        "times": _times(steps),
-        "peaks": _marks(steps, xs, peaks),
+        "peaks": _marks(steps, xs, steps.values(lambda r: r.highest_bytes)),
         "held": _thinned(steps.values(lambda record: record.start_bytes)),
         "errors": _marks(steps, xs, steps.errors),
         "window": window,
@@ -146,19 +316,12 @@ class _Steps:
         found = (of(record) for record in self.records)
         return np.array([np.nan if x is None else x for x in found], dtype=float)
 
-    def words(self, at: Sequence[int]) -> Iterator[str]:
-        """Yield the lines of the tooltip of one step or several."""
-        record, last = self.records[at[0]], self.records[at[-1]]
-        shapes = {self.shapes[i] for i in at}
-        shape = shape_text(*shapes) if len(shapes) == 1 else f"{len(shapes)} shapes"
-        run = f"run {self.runs[at[0]]}, " if len(self.starts) > 1 else ""
-        if len(at) > 1:
-            yield f"{len(at):,} steps ({record.phase})"
-            yield f"{run}{record.step:,} to {last.step:,}"
-            yield shape
-            return
+    def words(self, i: int) -> Iterator[str]:
+        """Yield the lines of the tooltip of a step."""
+        record = self.records[i]
+        run = f"run {self.runs[i]}, " if len(self.starts) > 1 else ""
         yield f"{run}step {record.step:,} ({record.phase})"
-        yield shape
+        yield shape_text(self.shapes[i])
         for name in ("observed", "reserved", "predicted"):
             n_bytes = getattr(record, f"{name}_peak_bytes")
             if n_bytes is not None:
@@ -171,41 +334,32 @@ class _Steps:
 
 
 def _marks(steps: _Steps, xs: _Values, ys: _Values) -> _Json:
-    """Return the marks of a figure: dots by phase and place, and rings around a few.
+    """Return the marks of a figure: dots by phase, and rings around a few.
 
     Args:
         steps: The steps.
         xs: (n_steps,) Horizontal positions.
         ys: (n_steps,) Vertical positions; steps with NaN are left out.
     """
-    known = np.flatnonzero(~np.isnan(xs + ys))
-    places = known
-    if len(known) > _MOST_SINGLE:
-        values, places = np.unique(xs[known], return_inverse=True)
-        if len(values) > _MOST_PLACES:
-            edges = np.linspace(values[0], values[-1], _MOST_PLACES + 1)[1:-1]
-            places = np.searchsorted(edges, xs[known], side="right")
-    groups: dict[tuple[str, int], list[int]] = defaultdict(list)
-    for i, place in zip(known.tolist(), places.tolist(), strict=True):
-        groups[steps.records[i].phase, place].append(i)
+    known: list[int] = np.flatnonzero(~np.isnan(xs + ys)).tolist()
+    records = steps.records
 
-    def mark(at: Sequence[int]) -> list[Any]:
-        own, predicted = ys[at], steps.predicted[at]
-        numbers = [np.median(xs[at]), np.median(own), own.min(), own.max()]
-        numbers.append(np.nan if np.isnan(predicted).all() else np.nanmedian(predicted))
-        return [*map(_short, numbers), "\n".join(steps.words(at))]
+    def mark(i: int) -> list[Any]:
+        numbers = xs[i], ys[i], steps.predicted[i]
+        return [*map(_short, numbers), "\n".join(steps.words(i))]
+
+    def dots(phase: str) -> list[Any]:
+        own = [i for i in known if records[i].phase == phase]
+        return [mark(i) for i in _some(own, _MOST_MARKS)]
 
     def highest(of: Callable[[int], float], most: int) -> list[Any]:
-        found = sorted((i for i in known.tolist() if of(i)), key=of, reverse=True)
-        return [mark([i]) for i in found[:most]]
+        found = sorted((i for i in known if of(i)), key=of, reverse=True)
+        return [mark(i) for i in found[:most]]
 
-    records = steps.records
     is_planned = [record.phase == "plan" for record in records]
     errors = np.where(is_planned, np.abs(np.nan_to_num(steps.errors)), 0.0)
     return {
-        **{
-            p: [mark(at) for (own, _), at in groups.items() if own == p] for p in PHASES
-        },
+        **{phase: dots(phase) for phase in PHASES},
         "over": highest(
             lambda i: records[i].is_over and (records[i].budget_use or 0.0), _MOST_RINGS
         ),
@@ -221,7 +375,7 @@ def _short(number: float) -> float | None:
 
 def _thinned(values: _Values) -> list[list[float | None]]:
     """Return the points of a line: all steps, or a few hundred of them."""
-    at = np.linspace(0, len(values) - 1, min(len(values), _MOST_SINGLE)).round()
+    at = np.linspace(0, len(values) - 1, min(len(values), _MOST_MARKS)).round()
     return [[int(i), _short(values[int(i)])] for i in at]
 
 
@@ -237,30 +391,13 @@ def _budget(steps: _Steps) -> _Json:
     budgets = steps.values(lambda record: record.budget_bytes)
     return {
         "bytes": own[-1].budget_bytes,
-        "text": format_budgets(budget_range(own)),
+        "text": format_budgets(totals_of(own).budget_range),
         "course": _thinned(budgets) if len(set(budgets)) > 1 else [],
         "held": float(np.median([record.start_bytes for record in own])),
         "left": np.quantile(left, (0.01, 0.5, 0.99)).tolist(),
         "reserved": max(reserved, default=None),
         "areReserved": any(r.reserved_peak_bytes is not None for r in steps.records),
     }
-
-
-def _times(steps: _Steps) -> list[Any]:
-    """Return bars of seconds by phase, of plans, and of recomputed FLOPs."""
-    seconds: list[tuple[str, float, str]] = []
-    flops: list[tuple[str, float, str]] = []
-    for phase in PHASES:
-        own = [record for record in steps.records if record.phase == phase]
-        if own:
-            took = sum(record.seconds or 0.0 for record in own)
-            redone = sum(record.recomputed_flops for record in own)
-            words = f"{format_seconds(took)}, {counted(len(own), 'step')}"
-            seconds.append((phase, took, words))
-            flops.append((phase, redone, format_flops(redone)))
-    spent = sum(record.plan_seconds for record in steps.records)
-    seconds.append(("choosing plans", spent, format_seconds(spent)))
-    return [("time in steps", seconds), ("recomputed", flops)]
 
 
 def _rates(steps: _Steps, window: int) -> _Json:
@@ -296,7 +433,7 @@ def _layers(steps: _Steps) -> _Json:
     )
     drawn = _some(columns, _MOST_COLUMNS)
     cells = list(zip(*(column for _, column in drawn), strict=True))
-    rows: list[_Row] = list(zip(_short_names(calls), cells, strict=True))
+    rows: list[_Row] = list(zip(map(_short_name, calls), cells, strict=True))
     if len(rows) > _MOST_ROWS // 2:
         rows = _alike(rows)
     return {
@@ -306,6 +443,12 @@ def _layers(steps: _Steps) -> _Json:
         "rows": _some(rows, _MOST_ROWS),
         "counts": [len(plans), len(columns), len(calls), len(rows)],
     }
+
+
+def _short_name(call: str) -> str:
+    """Return the end of a name, which has the number of its layer."""
+    name = call.removesuffix("#0")
+    return name if len(name) <= _LONGEST_NAME else f"…{name[1 - _LONGEST_NAME :]}"
 
 
 def _plan(record: StepRecord) -> dict[str, str]:
@@ -332,25 +475,10 @@ def _alike(rows: Iterable[_Row]) -> list[_Row]:
     return merged
 
 
-def _some(rows: list[_Row], most: int) -> list[_Row]:
-    """Return at most this many rows at even distances, the last one included."""
+def _some(rows: list[_Each], most: int) -> list[_Each]:
+    """Return at most this many items at even distances, the last one included."""
     n_drawn = min(len(rows), most)
     return [rows[(i + 1) * len(rows) // n_drawn - 1] for i in range(n_drawn)]
-
-
-def _short_names(calls: Sequence[str]) -> list[str]:
-    """Return short names: without call numbers if all are 0, and a shared prefix.
-
-    The last part of the prefix stays, because it says what the numbers count.
-    """
-    if all(call.endswith("#0") for call in calls):
-        calls = [call.removesuffix("#0") for call in calls]
-    parts = [call.split(".") for call in calls]
-    while len({tuple(p[:2]) for p in parts}) == 1 and min(map(len, parts)) > 2:
-        parts = [part[1:] for part in parts]
-    half = _LONGEST_NAME // 2
-    names = [".".join(part) for part in parts]
-    return [n if len(n) <= 2 * half else f"{n[: half - 1]}…{n[-half:]}" for n in names]
 
 
 # ------------------------------------------------------------------ tables
@@ -412,9 +540,9 @@ def _unusual(steps: _Steps) -> _Json:
             kind = kind_of(record.reason)
             key = (not record.is_over, not is_again, steps.runs[i], record.phase, kind)
             alike[key].append(i)
-    severest = sorted(alike.items(), key=lambda item: (*item[0][:2], -len(item[1])))
+    severest = sorted(alike, key=lambda key: (*key[:2], -len(alike[key])))
     rows = []
-    for at in sorted(at for _, at in severest[:_MOST_ROWS]):
+    for at in map(alike.__getitem__, severest[:_MOST_ROWS]):
         highest = max(at, key=lambda i: steps.records[i].highest_bytes or -1)
         record = steps.records[highest]
         over = "over the budget" if record.is_over else ""

@@ -5,72 +5,39 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from mimose.budget import format_bytes
 from mimose.planners import PlanningProblem, Timeline
-from mimose.policy import Plans
-from mimose.records import (
-    PHASES,
-    TRIED,
-    HostUse,
-    Records,
-    StepRecord,
-    Summary,
-    kind_of,
-)
+from mimose.records import Records, StepRecord, Summary, kind_of
 from mimose.report.columns import named, table, wrapped
-from mimose.report.headline import format_seconds
+from mimose.report.page import error_quantiles, format_flops, format_seconds
 from mimose.report.shapes import shape_text, shapes_of, sizes_text
 
 _MOST_SHAPES = 12
 _MOST_REASONS = 5
 _PAYS = 0.05
 """The gain in throughput that makes a batch twice as large worthwhile."""
-_SHORT = ((0, 1, 3, 5), (0, 3, 5))
-"""Columns of the table of shapes in a narrow terminal: shape, recomputed, observed, and
-the number of steps if it fits."""
-_SHORT_PLAN = ((0, 1, 2, 4), (0, 1, 2))
-"""Columns of a plan in a narrow terminal: call, action, holds, and GFLOP if it fits."""
 
 
-def summarise(
-    records: Records, plans: Plans, *, budget_bytes: int, **state: Any
-) -> Summary:
+def summarise(records: Records, *, budget_bytes: int, **state: Any) -> Summary:
     """Return the summary of a session.
 
     Args:
         records: The records in memory, with the totals of all.
-        plans: The plans of the session.
         budget_bytes: The present budget.
         state: The other fields of `Summary`, by name.
     """
-    errors = [
-        abs(record.prediction_error)
-        for record in records
-        if record.phase == "plan" and record.prediction_error is not None
-    ]
-    totals = records.totals()
-    budgets = (*totals.budgets, budget_bytes)
+    totals = asdict(records.totals())
+    budgets = (*totals["budget_range"], budget_bytes)
     return Summary(
         budget_bytes=budget_bytes,
-        budget_range=(min(budgets), max(budgets)),
-        steps=totals.steps,
-        phases=dict(totals.phases),
-        steps_over=totals.steps_over,
         shapes=len(set(shapes_of(records))),
-        cache_hits=plans.hits,
-        cache_misses=plans.misses,
-        plans_ready=plans.n_ready,
-        proven_plans=sum(r.phase == "plan" and r.is_optimal for r in records),
-        error_p50=float(np.quantile(errors, 0.5)) if errors else None,
-        error_p99=float(np.quantile(errors, 0.99)) if errors else None,
-        recomputed_flops=totals.recomputed_flops,
-        collected_flops=totals.collected_flops,
-        plan_seconds=totals.plan_seconds,
-        retries=totals.retries,
+        **totals | {"budget_range": (min(budgets), max(budgets))},
+        **error_quantiles(records),
         **state,
     )
 
@@ -83,23 +50,20 @@ def report(summary: Summary, records: Sequence[StepRecord], width: int) -> str:
         records: Its records.
         width: Characters in a line.
     """
-    kept, inexact = summary.kept_units, summary.inexact_layers
+    kept = [f"{name}: {why}" for name, why in summary.kept_units.items()]
+    inexact = [f"{name}: {why}" for name, why in summary.inexact_layers.items()]
     parts = [
         _overview(summary, width),
         _shapes(records, width),
         _reasons(records, width),
-        _listed("Layers that are always kept", _reasoned(kept), width),
-        _listed("Layers not exact when recomputed", _reasoned(inexact), width),
+        _listed("Layers that are always kept", kept, width),
+        _listed("Layers not exact when recomputed", inexact, width),
     ]
     return "\n\n".join("\n".join(part) for part in parts if part)
 
 
 def _hidden(n: int, most: int, what: str) -> list[str]:
     return [f"({n - most} other {what} not shown)"] if n > most else []
-
-
-def _reasoned(layers: Mapping[str, str]) -> list[str]:
-    return [f"{name}: {why}" for name, why in layers.items()]
 
 
 def _listed(title: str, items: Sequence[str], width: int) -> list[str]:
@@ -111,11 +75,7 @@ def _listed(title: str, items: Sequence[str], width: int) -> list[str]:
 
 
 def _overview(summary: Summary, width: int) -> list[str]:
-    phases = ", ".join(
-        f"{summary.phases[phase]} {phase}"
-        for phase in PHASES
-        if phase in summary.phases
-    )
+    phases = ", ".join(f"{n} {phase}" for phase, n in summary.phases.items())
     least, most = summary.budget_range
     now, use = format_bytes(summary.budget_bytes), ""
     if least < most:
@@ -133,8 +93,8 @@ def _overview(summary: Summary, width: int) -> list[str]:
         f"{summary.plan_seconds * 1e3:.1f} ms in all"
     )
     recomputed = (
-        f"{summary.recomputed_flops / 1e9:.2f} GFLOP, of which "
-        f"{summary.collected_flops / 1e9:.2f} while collecting"
+        f"{format_flops(summary.recomputed_flops)}, "
+        f"{format_flops(summary.collected_flops)} of it while collecting"
     )
     rows = [
         ("budget", budget),
@@ -151,24 +111,21 @@ def _overview(summary: Summary, width: int) -> list[str]:
     return [*wrapped(title, width), *named(rows, width)]
 
 
-def _host(host: HostUse) -> str:
-    pinned = f" ({format_bytes(host.pinned_peak_bytes)} pinned)"
-    return (
-        f"at most {format_bytes(host.peak_bytes)} of {format_bytes(host.budget_bytes)} "
-        f"held{pinned if host.pinned_peak_bytes else ''}; {host.n_refused} tensors "
-        f"did not fit and stayed on the device"
-    )
-
-
 def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield the lines that only some sessions have."""
-    if summary.plans_ready:
-        yield "made ahead", f"{summary.plans_ready} plans, before their step began"
     if summary.error_p50 is not None and summary.error_p99 is not None:
         off = f"off by {summary.error_p50:.2%} of the growth (median), "
         yield "prediction", f"{off}{summary.error_p99:.2%} (99th percentile)"
     if summary.host is not None:
-        yield "host", _host(summary.host)
+        host = summary.host
+        pinned = f" ({format_bytes(host.pinned_peak_bytes)} pinned)"
+        yield (
+            "host",
+            f"at most {format_bytes(host.peak_bytes)} of "
+            f"{format_bytes(host.budget_bytes)} held"
+            f"{pinned if host.pinned_peak_bytes else ''}; {host.n_refused} tensors did "
+            f"not fit and stayed on the device",
+        )
     if summary.agreement is not None:
         n_ranks, n_exchanges, seconds, n_changed = summary.agreement
         yield (
@@ -241,27 +198,16 @@ def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:
     named_after = " × ".join(names.pop()) if is_alike else ""
     of = f" ({named_after})" if named_after else ""
     title = wrapped(f"Peaks by shape{of}, the largest growth first", width)
-    return [*title, *table(rows, width, fewer=_SHORT), *wrapped(more, width)]
+    return [*title, *table(rows), *wrapped(more, width)]
 
 
 def _reasons(records: Sequence[StepRecord], width: int) -> list[str]:
     found = [r.reason for r in records if r.reason and r.phase != "collect"]
     reasons = Counter(map(kind_of, found))
-    items = [
-        f"{n} × {_in_common(kind, [each for each in found if kind_of(each) == kind])}"
-        for kind, n in reasons.most_common(_MOST_REASONS)
-    ]
+    last = {kind_of(reason): reason for reason in found}
+    items = [f"{n} × {last[kind]}" for kind, n in reasons.most_common(_MOST_REASONS)]
     items += _hidden(len(reasons), _MOST_REASONS, "reasons")
     return _listed("Unusual steps", items, width)
-
-
-def _in_common(kind: str, reasons: Sequence[str]) -> str:
-    """Return one text for similar reasons: all actions tried, or the last numbers."""
-    if kind == TRIED:
-        lists = (reason.removesuffix(TRIED).strip().split(", ") for reason in reasons)
-        names = dict.fromkeys(name for each in lists for name in each)
-        return f"{', '.join(names)} {TRIED}"
-    return reasons[-1] + (" (numbers differ)" if len(set(reasons)) > 1 else "")
 
 
 def explain(
@@ -304,51 +250,41 @@ def explain(
                 format_bytes(peaks[f"backward of {call}"]),
             )
         )
+    takes: list[str] = []
+    if seconds is not None:
+        whole, fixed, extra = map(format_seconds, seconds)
+        of_it = f"{fixed} of it do not depend on the batch, and the plan adds {extra}"
+        takes = [f"takes {whole}: {of_it}"]
     holders = "; ".join(f"{k} {format_bytes(v)}" for k, v in laid_out.holders().items())
     lines = [
         f"starts at {format_bytes(problem.start_bytes)}, peaks at "
         f"{format_bytes(laid_out.peak_bytes)}, budget "
         f"{format_bytes(problem.budget_bytes)}",
-        *([] if seconds is None else [_takes(*map(format_seconds, seconds))]),
+        *takes,
         f"peak in: {', '.join(laid_out.binding_segments)}",
         f"held there: {holders}",
         *_head_advice(laid_out, by_rows=by_rows),
     ]
     head = _listed(f"Shape {shape_text(tuple(shape.items()))}: {why}", lines, width)
-    return "\n".join([*head, "", *table(rows, width, fewer=_SHORT_PLAN)])
-
-
-def _takes(seconds: str, fixed: str, extra: str) -> str:
-    return (
-        f"takes {seconds}: {fixed} of it do not depend on the batch, and the plan adds "
-        f"{extra}"
-    )
+    return "\n".join([*head, "", *table(rows)])
 
 
 def _head_advice(laid_out: Timeline, *, by_rows: bool) -> Iterator[str]:
     """Yield advice if the head has the peak."""
     if "head" not in laid_out.binding_segments:
         return
-    at = laid_out.segments.index("head")
-    peaks = laid_out.peak_bytes_by_segment
-    own = float(peaks[at] - laid_out.level_bytes[at])
-    others = [(float(p), i) for i, p in enumerate(peaks.tolist()) if i != at]
-    next_peak, next_at = max(others)
+    peaks, at = laid_out.peak_bytes_by_segment, laid_out.segments.index("head")
+    freed = format_bytes(peaks[at] - np.delete(peaks, at).max())
     yield (
-        f"the head (in a language model the logits, their loss and its gradients) "
-        f"takes {format_bytes(own)} of the peak; without it this plan would peak at "
-        f"{format_bytes(next_peak)}, in the {laid_out.segments[next_at]}"
+        f"the head (in a language model the logits, their loss and its gradients) has "
+        f"the peak. A loss that never makes all logits (torch's linear_cross_entropy, "
+        f"Liger's fused one) would free up to {freed}, but rounds differently"
     )
     if not by_rows:
         yield (
             "mimose.cross_entropy gives the same loss, bit for bit, in less memory; "
             "transformers' own losses use it by themselves if the budget needs it"
         )
-    freed = format_bytes(laid_out.peak_bytes - next_peak)
-    yield (
-        f"a loss that never makes all logits (torch's linear_cross_entropy, Liger's "
-        f"fused one) would free up to {freed}, but rounds differently"
-    )
 
 
 def _bytes_or_dash(n_bytes: float | None) -> str:

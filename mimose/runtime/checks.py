@@ -13,7 +13,8 @@ from torch import nn
 from mimose.budget import format_bytes
 from mimose.cost.problem import Memory
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.memory.out_of_memory import held_already, infeasible
+from mimose.inputs.sharding import own_parameters
+from mimose.tensors import local_bytes
 from mimose.types import StepInput
 
 if TYPE_CHECKING:
@@ -21,9 +22,17 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_HELD_ALREADY = (
+    "That much is held already, before the first step; a step needs more, for "
+    "gradients, optimizer state and activations. Raise the budget, or write '+1GiB' "
+    "for 1 GiB more than is held now."
+)
+
 
 class BudgetChecks:
     """Raises if a budget is proved impossible, by what is held or by a measured step.
+
+    With ``on_infeasible="warn"`` it warns once instead.
 
     Args:
         model: The model, for what holds its memory.
@@ -34,8 +43,6 @@ class BudgetChecks:
         self._model = weakref.ref(model)  # a detached session must not keep the model
         self._engine = engine
         self._slack_bytes = 5 * engine.meter.noise_bytes
-        self.warns = engine.options.warns
-        """Whether to warn once and go on instead of raising."""
         self._has_warned = False
 
     def raise_if_held(self, budget_bytes: int) -> None:
@@ -51,28 +58,25 @@ class BudgetChecks:
         if self._engine.memory_limit.least_bytes() <= most:
             return
         gc.collect()
-        held, model = self._engine.memory_limit.least_bytes(), self._model()
-        if held > most and model is not None:
-            self._raise(held_already(model, budget_bytes, held))
+        held = self._engine.memory_limit.least_bytes()
+        if held > most:
+            self._raise(self.error(held, held, _HELD_ALREADY, budget_bytes))
 
-    def raise_if_infeasible(
-        self, step_input: StepInput, start_bytes: float, state_bytes: float
-    ) -> None:
+    def raise_if_infeasible(self, step_input: StepInput, start_bytes: float) -> None:
         """Check that no smaller step has needed more than the budget.
 
         Args:
             step_input: The next step.
             start_bytes: What is held now.
-            state_bytes: The optimizer's state now.
 
         Raises:
             InfeasibleBudgetError: One has, with everything recomputed.
         """
-        peaks, model = self._engine.policy.least_peaks, self._model()
+        state_bytes = float(self._engine.optimizers.state_bytes)
+        peaks = self._engine.policy.least_peaks
         least = peaks.bound(step_input, start_bytes, state_bytes)
-        budget = float(self._engine.memory_limit.budget_bytes)
-        if least > budget + self._slack_bytes and model is not None:
-            self._raise(infeasible(model, budget, least, start_bytes, state_bytes))
+        if least > self._engine.memory_limit.budget_bytes + self._slack_bytes:
+            self._raise(self.error(least, start_bytes))
 
     def raise_if_expected(
         self, shape: Mapping[str, int], least_peak_bytes: float, memory: Memory
@@ -88,7 +92,7 @@ class BudgetChecks:
             InfeasibleBudgetError: The peak is above the budget.
         """
         # Without the allowance for fragmentation, which makes no budget impossible.
-        budget = float(self._engine.memory_limit.budget_bytes)
+        budget = self._engine.memory_limit.budget_bytes
         if least_peak_bytes <= budget + self._slack_bytes:
             return
         sizes = ", ".join(f"{name} = {size}" for name, size in shape.items())
@@ -97,27 +101,45 @@ class BudgetChecks:
             f"given ({sizes}). Raise the budget to at least "
             f"{format_bytes(least_peak_bytes)}, or leave such batches out."
         )
-        start = memory.start_bytes
-        self._raise(_too_large(budget, least_peak_bytes, start, advice))
+        self._raise(self.error(least_peak_bytes, memory.start_bytes, advice))
 
-    def beyond_wall(
-        self, least_peak_bytes: float, start_bytes: float
+    def error(
+        self, least: float, start: float, advice: str = "", budget_bytes: int = 0
     ) -> InfeasibleBudgetError:
-        """Return the error for a forward that ran out of memory at the budget.
+        """Return the error for an impossible budget, with what holds the least peak.
 
         Args:
-            least_peak_bytes: What was reserved, and the request that failed.
-            start_bytes: What was held when the step began.
+            least: The lowest peak of any plan.
+            start: What is held before the step.
+            advice: What to do; "" for the default advice.
+            budget_bytes: The budget; 0 for the present one.
         """
-        advice = (
-            "The forward ended there, and would have needed more. Raise the budget, "
-            "use a smaller batch or shorter inputs, or leave such batches out."
+        model, state = self._model(), float(self._engine.optimizers.state_bytes)
+        assert model is not None  # it runs its forward, or its session's owner does
+        start = min(start, least)
+        own = own_parameters(model)
+        parameters = float(sum(map(local_bytes, own)))
+        gradients = float(sum(local_bytes(p.grad) for p in own if p.grad is not None))
+        is_on_cpu = any(parameter.device.type == "cpu" for parameter in own)
+        others = "interpreter, libraries and data" if is_on_cpu else "other memory"
+        holders = {
+            "parameters": parameters,
+            "gradients": gradients,
+            "optimizer state": state,
+            f"{others} held before the step": max(
+                0.0, start - parameters - gradients - state
+            ),
+            "the step itself, with everything recomputed": least - start,
+        }
+        return InfeasibleBudgetError(
+            budget_bytes or self._engine.memory_limit.budget_bytes,
+            least,
+            {name: held for name, held in holders.items() if held},
+            advice,
         )
-        budget = self._engine.memory_limit.budget_bytes
-        return _too_large(budget, least_peak_bytes, start_bytes, advice)
 
     def _raise(self, error: InfeasibleBudgetError) -> None:
-        if not self.warns:
+        if not self._engine.options.warns:
             try:
                 raise error
             finally:
@@ -125,13 +147,3 @@ class BudgetChecks:
         if not self._has_warned:
             self._has_warned = True
             _log.warning("mimose: %s Training goes on with the least plan.", error)
-
-
-def _too_large(
-    budget_bytes: float, least_peak_bytes: float, start_bytes: float, advice: str
-) -> InfeasibleBudgetError:
-    holders = {
-        "held before the step": start_bytes,
-        "the step itself, with everything recomputed": least_peak_bytes - start_bytes,
-    }
-    return InfeasibleBudgetError(budget_bytes, least_peak_bytes, holders, advice)

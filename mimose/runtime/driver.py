@@ -20,8 +20,8 @@ from mimose.inputs.patch import hidden, is_traced
 from mimose.inputs.sharding import after_hooks, is_sharded
 from mimose.memory.out_of_memory import asked_bytes
 from mimose.policy import SEVERAL_BACKWARDS, Decision
-from mimose.runtime.loss_choice import LossByRows, large_logits, n_labels_of
-from mimose.runtime.retry import may_run_again, release_memory, rewind
+from mimose.runtime.loss_choice import large_logits, n_labels_of
+from mimose.runtime.retry import may_run_again, release_memory
 from mimose.runtime.step import Step, Window, is_in_backward
 from mimose.torch_private import (
     drop_saved_hooks,
@@ -29,7 +29,7 @@ from mimose.torch_private import (
     top_saved_hooks,
     top_transform,
 )
-from mimose.types import StepInput
+from mimose.types import BY_ROWS, StepInput
 
 if TYPE_CHECKING:
     from mimose.runtime.engine import Engine
@@ -40,6 +40,10 @@ _AGAIN = "the step is run again"
 _NO_SHAPE = "the inputs hold no tensors, so there is no shape to plan for"
 _NO_LAYER = "no layer was called"
 _NO_GRADIENTS = "layers of the plan ran without gradients"
+_AT_THE_WALL = (
+    "The forward ended there, and would have needed more. Raise the budget, use a "
+    "smaller batch or shorter inputs, or leave such batches out."
+)
 _TRANSFORMED = (
     "the model was called inside a transform of torch.func (grad, vmap, jvp, …), which "
     "mimose cannot plan: detach the session first, or call a copy of the model that "
@@ -58,12 +62,6 @@ class Driver:
         model: The model.
         plans: Whether plans are made. A baseline does the same in every step.
         is_running: Whether a step's forward is running.
-        last: The last planned step, with the names of its sizes.
-        typical: The last planned step whose masks hide something, if there is one. If
-            no mask hides anything, layers run without masks; such batches are rare.
-        start_bytes: What was held when the last step without gradients began; before
-            the first, what a loaded state says.
-        losses: The model's losses that may be computed by rows; none in a baseline.
     """
 
     def __init__(self, model: nn.Module, engine: Engine) -> None:
@@ -72,19 +70,14 @@ class Driver:
         self._steps, self._calls = engine.steps, engine.calls
         self._memory_limit, self._meter = engine.memory_limit, engine.meter
         self._learner, self._policy = engine.learner, engine.policy
-        self._is_sharded = is_sharded(model)
         self._safest_once = self._is_renewed = False
         self._untraced = hidden(Driver.run)
         self._found_gradients = False, False
-        self.start_bytes = 0
         self.plans = engine.plans
         self.is_running = False
-        self.last: tuple[StepInput, SizeTable] | None = None
-        self.typical: tuple[StepInput, SizeTable] | None = None
         self._hid: tuple[str, str] | None = None
         """The context and structure of the typical step, if its masks hide
         something."""
-        self.losses: tuple[LossByRows, ...] = ()
 
     # ------------------------------------------------------------------ the root
 
@@ -105,7 +98,8 @@ class Driver:
             kwargs: Its keyword arguments.
         """
         if self.is_running or not (self.model.training and torch.is_grad_enabled()):
-            self.pass_by()
+            if not self.is_running and not is_in_backward():
+                self._memory_limit.drop_wall()  # it is no step
             return original(*args, **kwargs)
         if top_transform() is not None:
             if self.plans:
@@ -139,10 +133,16 @@ class Driver:
         output, error = self._attempt(step, forward, args, kwargs)
         while error is not None and may_run_again(self._engine, step, error, given):
             error = None  # its traceback pins the tensors of the failed forward
-            rewind(self._engine, step)
-            self._set_losses(large_logits(self.losses, n_labels_of(kwargs), 0) > 0)
-            if self._memory_limit.has_wall:
-                self._raise_wall(step)
+            release_memory(self._engine.device)
+            # A cast from the failed forward would be older than the nodes that use it,
+            # and gradients would be added in another order. An earlier forward of the
+            # window may have filled the cache too.
+            if not step.part:
+                torch.clear_autocast_cache()
+            self._engine.rollback.restore()
+            losses = self._engine.losses
+            self._set_losses(large_logits(losses, n_labels_of(kwargs), 0) > 0)
+            self._raise_wall(step)
             step.start(self._meter)
             output, error = self._attempt(step, forward, args, kwargs)
         if error is not None:
@@ -185,12 +185,13 @@ class Driver:
 
         If an impossible budget is only a warning, a step without a plan has no limit.
         """
+        if not self._memory_limit.has_wall:
+            return
         has_plan = step.decision.chosen is not None
-        if self.plans and (has_plan or not self._engine.checks.warns):
-            step.has_wall = True
+        step.has_wall = self.plans and (has_plan or not self._engine.options.warns)
+        if step.has_wall:
             self._memory_limit.raise_wall()
         else:
-            step.has_wall = False
             self._memory_limit.drop_wall()
 
     def _refused(self, step: Step, error: BaseException) -> BaseException:
@@ -201,7 +202,7 @@ class Driver:
         least = self._memory_limit.beyond_wall(asked_bytes(error))
         if not least:
             return error
-        return self._engine.checks.beyond_wall(float(least), float(step.start_bytes))
+        return self._engine.checks.error(least, step.start_bytes, _AT_THE_WALL)
 
     # ------------------------------------------------------------------ beginning
 
@@ -220,7 +221,7 @@ class Driver:
             self._calls.set_mode(engine.describer.mode)
         is_again, self._safest_once = self._safest_once, False
         budget_bytes = 0 if is_again else self._memory_limit.budget_bytes
-        if self.losses:
+        if engine.losses:
             step_input = self._choose_loss(step_input, kwargs, budget_bytes, window)
         if is_again or self._steps.is_shared or not step_input.sizes:
             why = _AGAIN if is_again else _SHARED if step_input.sizes else _NO_SHAPE
@@ -233,12 +234,11 @@ class Driver:
         self._steps.n_begun += 1
         self._found_gradients = self._found_gradients[1], step_input.has_gradients
         if not step_input.has_gradients:
-            self.start_bytes = step.start_bytes
+            engine.start_bytes = step.start_bytes
         if is_again:
             step.run_again(_AGAIN)
         engine.rollback.take(is_planned=not step.is_measured)
-        if self._memory_limit.has_wall:
-            self._raise_wall(step)
+        self._raise_wall(step)
         step.plan_seconds = time.perf_counter() - began
         step.start(self._meter)
         if not step.part:
@@ -253,20 +253,19 @@ class Driver:
         window: Window,
     ) -> StepInput:
         """Choose losses by rows if the budget needs it; return the step's input."""
-        large = large_logits(self.losses, n_labels_of(kwargs), budget_bytes)
-        by_rows = self._engine.describer.by_rows(step_input)
+        large = large_logits(self._engine.losses, n_labels_of(kwargs), budget_bytes)
+        by_rows = step_input._replace(context=step_input.context + BY_ROWS)
         # Ranks must choose alike: by the sizes alone, not by what each has learned.
         may_be_plain = budget_bytes and not window.steps and self._engine.ranks is None
-        plans = self._policy.plans
+        prefers_plain = self._policy.prefers_plain_loss
         is_on = large > 0 and not (
-            may_be_plain
-            and plans.prefers_plain_loss(step_input, by_rows, large, window.memory)
+            may_be_plain and prefers_plain(step_input, by_rows, large, window.memory)
         )
         self._set_losses(is_on)
         return by_rows if is_on else step_input
 
     def _set_losses(self, is_by_rows: bool) -> None:
-        for loss in self.losses:
+        for loss in self._engine.losses:
             loss.is_on = is_by_rows
 
     def is_within_window(self) -> bool:
@@ -281,17 +280,23 @@ class Driver:
         """Set the budget of the window that begins; a function is called once a window.
 
         Raises:
+            BudgetError: What the function returned cannot be read.
             InfeasibleBudgetError: More is held already; the budget stays the same.
         """
-        is_due = self._engine.next_budget is not None and not self._is_renewed
-        if is_due and not self.is_within_window():
-            self._engine.renew_budget()
-            self._is_renewed = True
+        engine, chosen = self._engine, self._engine.next_budget
+        if chosen is None or self._is_renewed or self.is_within_window():
+            return
+        if isinstance(chosen, int):
+            engine.next_budget = None
+            engine.move_budget(chosen)
+        else:
+            engine.move_budget(engine.read_budget(chosen))
+        self._is_renewed = True
 
     def _new_window(self) -> Window:
         self.renew_budget()
         self._is_renewed = self._engine.optimizers.has_just_stepped = False
-        start, peaks = self._memory_limit.begin(5 * self._meter.noise_bytes)
+        start, peaks = self._memory_limit.begin()
         if self._steps.open:
             self._steps.note_peak(peaks.level_bytes)
         memory = self._memory_limit.memory(start, self._engine.host_budget_bytes)
@@ -304,26 +309,33 @@ class Driver:
     def _decide(
         self, step_input: StepInput, table: SizeTable, window: Window
     ) -> Decision:
+        engine = self._engine
         if not self.plans:
+            engine.last = step_input, table
             return Decision("plan", None)
         memory, part = window.memory, len(window.steps)
-        if self._engine.to_come.unknown and not part:
-            self._engine.to_come.check(step_input, table, memory)
+        if engine.to_come.unknown and not part:
+            engine.to_come.check(step_input, table, memory)
         if window.reason:
             return Decision("fallback", None, reason=window.reason)
+        before = None
+        if window.planned is not None and window.decision is not None:
+            before = window.planned, window.decision
         whole, found = self._policy.decide(
-            [*window.parts, step_input],
+            [*(window.parts if part else ()), step_input],
             memory,
-            window.before if part else None,
+            before,
             is_first=not self._steps.n_begun,
         )
-        self.last = whole, table
-        kind = whole.structure, self._engine.describer.mode.key
-        if self._engine.describer.hides or self._hid != kind:
-            self.typical = self.last
-            self._hid = kind if self._engine.describer.hides else None
-        if not found.cache_hit:
-            self._raise_if_infeasible(whole, memory)
+        engine.last = whole, table
+        hides, kind = engine.describer.hides, (whole.structure, self._calls.mode.key)
+        if hides or self._hid != kind:
+            engine.typical = engine.last
+            self._hid = kind if hides else None
+        # Steps whose layer calls vary may run less.
+        pattern = self._learner.model.patterns.get(whole.context)
+        if not (found.cache_hit or (pattern is not None and pattern.may_vary)):
+            engine.checks.raise_if_infeasible(whole, memory.start_bytes)
         window.planned, window.decision = whole, found
         if found.reason == SEVERAL_BACKWARDS:
             window.spoil(found.reason)
@@ -354,22 +366,13 @@ class Driver:
                 window.give_up(agreed.reason)
         return agreed
 
-    def _raise_if_infeasible(self, step_input: StepInput, memory: Memory) -> None:
-        if not self._learner.model.varies(
-            step_input.context
-        ):  # it may run less otherwise
-            state = float(self._engine.optimizers.state_bytes)
-            self._engine.checks.raise_if_infeasible(
-                step_input, memory.start_bytes, state
-            )
-
     # ------------------------------------------------------------------ ending
 
     def _end_forward(self, step: Step, output: Any) -> None:
         window, trace = step.window, step.window.trace
         if trace is not None:
             trace.mark("root_exit")
-            if self._is_sharded:
+            if is_sharded(self.model):
                 after_hooks(self.model, trace.leave_hooks)
         self._memory_limit.forward_ended()
         if self._engine.ahead.batch:
@@ -397,29 +400,13 @@ class Driver:
         """Make the next step recompute everything, because the last one failed."""
         release_memory(self._engine.device)
         self._steps.abandon()
-        self._policy.distrust_plans()
+        self._learner.distrust_plans()
         self._safest_once = True
-
-    def pass_by(self) -> None:
-        """Lift the memory limit, because the model runs a forward that is no step."""
-        if not self.is_running and not is_in_backward():
-            self._memory_limit.drop_wall()
-
-    def finish(self) -> None:
-        """Close everything at the end of the session."""
-        self._steps.finish()
-        self._memory_limit.close()
-        self._meter.release()
 
     @property
     def accumulates(self) -> bool:
         """Whether one of the last two steps found gradients there."""
         return any(self._found_gradients)
-
-    def memory_now(self) -> Memory:
-        """Return the memory as if a step began now."""
-        start = self._meter.live_bytes()
-        return self._memory_limit.memory(start, self._engine.host_budget_bytes)
 
     def memory_to_come(self, *, has_gradients: bool) -> Memory:
         """Return the memory at the start of the next step, as far as it is known.
@@ -432,7 +419,7 @@ class Driver:
         there, to_be = self._engine.describer.gradient_bytes()
         start = self._meter.live_bytes() - there
         if not self._engine.optimizers.have_stepped:
-            start = max(start, self.start_bytes)
+            start = max(start, self._engine.start_bytes)
         if has_gradients:
             start += to_be
         return self._memory_limit.memory(start, self._engine.host_budget_bytes)

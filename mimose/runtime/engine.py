@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
-import logging
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
+from functools import partial
 from os import PathLike
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import distributed, nn
 
@@ -23,41 +22,35 @@ from mimose.cost.model import CostModel, flops_of_a_byte
 from mimose.cost.problem import Memory
 from mimose.cost.series import kinds_of
 from mimose.distributed import Ranks, find_ranks, later_waits
-from mimose.exactness.device_checks import DeviceChecks
 from mimose.exactness.findings import Findings
-from mimose.exactness.layer import Layer, note_shared_weights
+from mimose.exactness.layer import Layer
 from mimose.exactness.rollback import Rollback
 from mimose.exactness.side_effects import settle_flags
 from mimose.exceptions import AlreadyAttachedError
-from mimose.inputs.compiled import one_graph, raise_if_compiled
+from mimose.inputs.compiled import raise_if_compiled
 from mimose.inputs.describe import Describer, SizeTable
-from mimose.inputs.kv_cache import caching_modules, warn_of_cache, without_cache
+from mimose.inputs.kv_cache import without_caches
 from mimose.inputs.layers import LayersSpec, find_layers, raise_if_checkpointed
 from mimose.inputs.patch import Patch
 from mimose.inputs.placement import only_device
-from mimose.inputs.sharding import communicates
-from mimose.memory.meters import BasicMeter, Meter, make_meter
+from mimose.memory.meters import Meter, make_meter
 from mimose.memory.wall import OptimizerWatch, make_memory_limit
-from mimose.planners import FixedPlanner, Planner, refiner_of
+from mimose.planners import Planner, refiner_of
 from mimose.policy import Policy
 from mimose.predictors import Estimator
-from mimose.records import AgreementUse, HostUse, Records
+from mimose.records import Records
 from mimose.runtime.checks import BudgetChecks
 from mimose.runtime.driver import Driver
-from mimose.runtime.layer_calls import LayerCalls
-from mimose.runtime.loss_choice import losses_of
+from mimose.runtime.layer_calls import LayerCalls, LayerPatch
+from mimose.runtime.loss_choice import LossByRows, losses_of
 from mimose.runtime.seconds import StepSeconds
 from mimose.runtime.step import Steps
 from mimose.runtime.watched import Ahead, ShapesToCome
-from mimose.torch_private import COMPILED_CALL
+from mimose.torch_private import COMPILED_CALL, set_graphs_by_use
 from mimose.types import StepInput
 from mimose.worker import Worker
 
-_log = logging.getLogger(__name__)
-
 _OF_THE_MODEL = (
-    "ranks",
-    "ahead",
     "calls",
     "describer",
     "driver",
@@ -80,7 +73,7 @@ class Options:
     cache_size: int = 1024
     warns: bool = False
     """Whether an impossible budget gives a warning instead of an error."""
-    meter: Meter | BasicMeter | str | None = None
+    meter: Meter | str | None = None
     record_to: str | PathLike[str] | None = None
     wall: bool = True
     refine: bool = True
@@ -106,28 +99,9 @@ def make_engine(model: nn.Module, options: Options) -> Engine:
     found = find_layers(model, options.layers)
     modules = [module for _, module in found]
     raise_if_compiled(model, modules)
-    ranks = find_ranks(options.agree, [name for name, _ in found], modules)
+    ranks = find_ranks(options.agree, modules)
     with nullcontext() if ranks is None else ranks.sharing_errors():
         return Engine(model, options, found, ranks)
-
-
-class Snapshot(NamedTuple):
-    """Data of the parts that hold the model; kept after the session has ended."""
-
-    last: tuple[StepInput, SizeTable] | None
-    """The last step, with the names of its sizes; None before the first."""
-    typical: tuple[StepInput, SizeTable] | None
-    """The last step whose masks hide something, if there is one."""
-    memory: Memory | None
-    """The memory as if a step began now; None before the first step."""
-    tables: Mapping[str, SizeTable]
-    """The names of sizes, by structure."""
-    start_bytes: int
-    """What was held when the last step without gradients began."""
-    agreement_use: AgreementUse | None
-    """What the ranks that agree have exchanged; None if no ranks agree."""
-    can_go_by_rows: bool
-    """Whether a loss of the model can be computed by rows."""
 
 
 def _run_all(undo: list[Callable[[], None]]) -> None:
@@ -159,7 +133,6 @@ class Engine:
         ranks: Ranks | None,
     ) -> None:
         self.options = options
-        self._ended: Snapshot | None = None
         self._patches: list[Any] = []
         self._undo: list[Callable[[], None]] = []
         self.device = only_device(model)
@@ -174,15 +147,12 @@ class Engine:
         self.next_budget: int | Callable[[], Budget] | None
         self.next_budget = options.budget if callable(options.budget) else None
         """The budget of the next window; a function is called for each."""
-        self.host_memory = None if options.host is None else options.host.memory
-        self.host_budget_bytes = math.inf
-        if self.host_memory is not None:
-            self.host_budget_bytes = float(self.host_memory.budget_bytes)
+        self.host_memory = memory = options.host and options.host.memory
+        self.host_budget_bytes = float(memory.budget_bytes) if memory else math.inf
         planner = options.planner
         # A baseline chooses actions by the layer calls' positions, the same each step.
-        self.action_at = (
-            planner.action_at if isinstance(planner, FixedPlanner) else None
-        )
+        self.action_at: Callable[[int], str] | None
+        self.action_at = getattr(planner, "action_at", None)
         self.plans = self.action_at is None
         self.worker = Worker(is_inline=not options.refine)
         self.learner = Learner(
@@ -201,17 +171,26 @@ class Engine:
             raises=not options.warns and not meter.reads_peak,
             refiner=refiner_of(planner) if options.refine else None,
         )
-        self.device_checks = DeviceChecks()
         self.findings = Findings(names, self.learner)
         self.layers = [
-            Layer(i, name, module, self.findings, self.device_checks)
+            Layer(i, name, module, self.findings)
             for i, (name, module) in enumerate(found)
         ]
-        note_shared_weights(self.layers)
         if ranks is not None:
             ranks.restrict(self.layers, self.learner)
         self.describer = Describer(model, self.device, modules)
-        self.rollback = Rollback(model, self.layers, self.device_checks, self.findings)
+        self.tables = self.describer.tables
+        self.last: tuple[StepInput, SizeTable] | None = None
+        """The last planned step, with the names of its sizes; None before the first."""
+        self.typical: tuple[StepInput, SizeTable] | None = None
+        """The last planned step whose masks hide something, if there is one. If no mask
+        hides anything, layers run without masks; such batches are rare."""
+        self.start_bytes = 0
+        """What was held when the last step without gradients began; before the first,
+        what a loaded state says."""
+        self.losses: tuple[LossByRows, ...] = ()
+        """The model's losses that may be computed by rows; none in a baseline."""
+        self.rollback = Rollback(model, self.layers, self.findings)
         self.records = Records(options.record_to)
         self.memory_limit = make_memory_limit(
             meter, budget_bytes, has_wall=options.wall and self.plans
@@ -224,11 +203,11 @@ class Engine:
         self.checks = BudgetChecks(model, self)
         self.calls = LayerCalls(model, self)
         self.steps = Steps(self)
-        self.has_planned = False
-        """Whether a step had a plan. The first one gets a line in the log."""
         self.n_over = 0
         """Number of steps over their budget."""
-        self.ahead = Ahead(self.policy, lambda: self.driver.memory_now())
+        self.has_planned = False
+        """Whether a step had a plan. The first one gets a line in the log."""
+        self.ahead = Ahead(self.policy, self.memory_now)
         self.to_come = ShapesToCome(self.policy, self.learner, self.checks)
         self.driver = Driver(model, self)
 
@@ -250,25 +229,11 @@ class Engine:
         n_bytes = self.read_budget(budget)
         is_later = self.driver.is_within_window()
         if not is_later:
-            self._move(n_bytes)
+            self.move_budget(n_bytes)
         self.next_budget = n_bytes if is_later else None
 
-    def renew_budget(self) -> None:
-        """Set the window's budget: the one set meanwhile, or what a function returns.
-
-        Raises:
-            BudgetError: What the function returned cannot be read.
-            InfeasibleBudgetError: More is held already; the budget stays the same.
-        """
-        chosen = self.next_budget
-        if isinstance(chosen, int):
-            self.next_budget = None
-        elif chosen is not None:
-            chosen = self.read_budget(chosen)
-        if chosen is not None:
-            self._move(chosen)
-
-    def _move(self, n_bytes: int) -> None:
+    def move_budget(self, n_bytes: int) -> None:
+        """Set the budget to a number of bytes now."""
         if n_bytes != self.memory_limit.budget_bytes:
             if self.plans:
                 self.checks.raise_if_held(n_bytes)
@@ -303,48 +268,32 @@ class Engine:
         with nullcontext() if self.ranks is None else self.ranks.sharing_errors():
             if self.plans:
                 self.checks.raise_if_held(self.memory_limit.budget_bytes)
-            self._meet()
-        graphs = contextlib.ExitStack()
-        self._undo += (
-            self.memory_limit.drop_wall,
-            self.optimizers.remove,
-            graphs.close,
-        )
+            if self.ranks is not None:
+                self.ranks.meet(
+                    (
+                        f"the actions {', '.join(self.learner.model.menu.names)}",
+                        f"the planner {_name_of(self.options.planner)!r}",
+                        *(f"a layer {layer.name!r}" for layer in self.layers),
+                    )
+                )
+        self._undo += (self.memory_limit.drop_wall, self.optimizers.remove)
         self.optimizers.start()
+        self.findings.on_compiled = self._use_one_graph
         if any(layer.is_compiled for layer in self.layers):
-            graphs.enter_context(one_graph())
-        self.findings.on_compiled = lambda: graphs.enter_context(one_graph())
+            self._use_one_graph()
         self._finalizer = weakref.finalize(model, _run_all, self._undo)
-        caching = caching_modules(model)
-        if caching:
-            warn_of_cache(caching)
         for layer in self.layers:
-            self._patches.append(self.calls.take_over(layer))
+            self._patches.append(LayerPatch(layer, self.calls))
         self._patches.append(Patch(model, self.driver.enter))
-        self._patches.extend(map(without_cache, caching))
+        self._patches.extend(without_caches(model))
         if self.plans:
-            self.driver.losses = tuple(losses_of(model))
-            self._patches.extend(self.driver.losses)
+            self.losses = tuple(losses_of(model))
+            self._patches.extend(self.losses)
 
-    def _meet(self) -> None:
-        """Check that the ranks that agree have the same layers, actions and planner."""
-        if self.ranks is None:
-            return
-        planner = getattr(self.options.planner, "name", None)
-        if not isinstance(planner, str):
-            planner = type(self.options.planner).__qualname__
-        self.ranks.meet(
-            (
-                f"the actions {', '.join(self.learner.model.menu.names)}",
-                f"the planner {planner!r}",
-                *(f"a layer {layer.name!r}" for layer in self.layers),
-            )
-        )
-        reasons = ((layer.name, communicates(layer.module)) for layer in self.layers)
-        found = (f"in {name}, {why}" for name, why in reasons if why)
-        why = next(found, "attach(agree=...) got their group")
-        n_ranks = self.ranks.use().n_ranks
-        _log.info("mimose: %d ranks agree on each forward, because %s", n_ranks, why)
+    def _use_one_graph(self) -> None:
+        """Have compiled code choose its graph alike: [Regional compilation]."""
+        set_graphs_by_use(False)
+        self._undo.append(partial(set_graphs_by_use, True))
 
     def detach(self) -> None:
         """Restore the model. A second call does nothing."""
@@ -360,58 +309,44 @@ class Engine:
 
         What was learned stays.
         """
-        ended = self.snapshot
+        self.ahead.close()
         try:
-            if self._ended is None:
-                self.driver.finish()
+            if "driver" in vars(self):
+                self.steps.finish()
+                self.memory_limit.close()
+                self.meter.release()
                 self.worker.catch_up()
         finally:
             self.worker.close()
             self.records.close_file()
-            self._ended = ended
+            self.losses = ()
             for name in _OF_THE_MODEL:  # fewer where Ctrl-C broke this off before
                 vars(self).pop(name, None)
 
     # ------------------------------------------------------------------ reporting
 
-    @property
-    def snapshot(self) -> Snapshot:
-        """Data of the parts that hold the model, now or when the session ended."""
-        if self._ended is not None:
-            return self._ended
-        last = self.driver.last or self.describer.last or self._loaded()
-        return Snapshot(
-            last=last,
-            typical=self.driver.typical or last,
-            memory=None if last is None else self.driver.memory_now(),
-            tables=self.describer.tables,
-            start_bytes=self.driver.start_bytes,
-            agreement_use=None if self.ranks is None else self.ranks.use(),
-            can_go_by_rows=any(loss.can_go_by_rows for loss in self.driver.losses),
-        )
+    def memory_now(self) -> Memory:
+        """Return the memory as if a step began now."""
+        start = self.meter.live_bytes()
+        return self.memory_limit.memory(start, self.host_budget_bytes)
 
     def _loaded(self) -> tuple[StepInput, SizeTable] | None:
         """Return the last step of a loaded state, and the names of its sizes."""
         for context, pattern in reversed(self.learner.model.patterns.items()):
-            table = self.describer.tables.get(pattern.structure)
+            table = self.tables.get(pattern.structure)
             if table is not None and pattern.rows:
                 sizes = pattern.rows[-1].root
                 return StepInput(context, sizes, False, pattern.structure), table
         return None
-
-    @property
-    def host_use(self) -> HostUse | None:
-        """The use of host memory; None if no action uses it."""
-        return None if self.host_memory is None else self.host_memory.use()
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned, as JSON values."""
         return {
             "cost_model": self.learner.state_dict(),
             "policy": self.policy.state_dict(),
-            "sizes": {key: t.state_dict() for key, t in self.snapshot.tables.items()},
-            "start_bytes": self.snapshot.start_bytes,
-            "kept_units": self.findings.state_dict(),
+            "sizes": {key: t.state_dict() for key, t in self.tables.items()},
+            "start_bytes": self.start_bytes,
+            "kept_units": dict(self.findings.kept),
             "memory_limit": self.memory_limit.state_dict(),
             "seconds": self.seconds.state_dict(),
         }
@@ -427,10 +362,17 @@ class Engine:
             self.ranks.restrict(self.layers, self.learner)
         self.policy.load_state_dict(state["policy"])
         self.describer.load_state_dict(state["sizes"])
-        self.driver.start_bytes = int(state.get("start_bytes", 0))
+        if not self.steps.n_begun:  # else it is a step of this session
+            self.last = self._loaded()
+        self.start_bytes = int(state.get("start_bytes", 0))
         self.memory_limit.load_state_dict(state.get("memory_limit", {}))
         self.seconds.load_state_dict(state.get("seconds", {}))
         self.findings.load_state_dict(state["kept_units"])
+
+
+def _name_of(planner: Planner) -> str:
+    name = getattr(planner, "name", None)
+    return name if isinstance(name, str) else type(planner).__qualname__
 
 
 def raise_if_attached(model: nn.Module) -> None:

@@ -11,27 +11,24 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from mimose.actions.base import Invocation, Probe
-from mimose.exactness.layer import Layer, note_shared_weights
+from mimose.exactness.layer import Layer
 from mimose.exceptions import NotRecomputableError
 from mimose.inputs.describe import (
     Mode,
     argument_tensors,
+    autocast_state,
     call_shape,
     digest,
-    family_key,
 )
 from mimose.inputs.patch import Patch, hidden, is_traced
 from mimose.memory.marks import (
     Gauge,
-    Reading,
-    StorageTracker,
     Trace,
     by_operators,
     by_saved,
 )
 from mimose.runtime.step import Step
 from mimose.torch_private import (
-    StopRecomputation,
     are_parametrizations_cached,
     is_dual_level_open,
     is_from_forbidden_hooks,
@@ -40,7 +37,6 @@ from mimose.torch_private import (
 )
 from mimose.types import (
     Measured,
-    OnRecompute,
     Sizes,
 )
 
@@ -70,7 +66,7 @@ class LayerCalls:
         self.layers = engine.layers
         self.step: Step | None = None
         self.lacks_gradients = False
-        self.untraced = hidden(_LayerPatch.__call__)
+        self.untraced = hidden(LayerPatch.__call__)
         self._findings = engine.findings
         self._device = engine.device
         self._root = root
@@ -98,8 +94,7 @@ class LayerCalls:
     def renew(self) -> None:
         """Record the layers' content again, because the model's modules changed."""
         for layer in self.layers:
-            layer.guard.enter()
-        note_shared_weights(self.layers)
+            layer.enter()
 
     def forget_changes(self) -> None:
         """Forget what the layers change."""
@@ -114,18 +109,15 @@ class LayerCalls:
         self._findings.read, self._findings.impure = [], {}
         self.lacks_gradients = False
         chosen = step.decision.chosen
-        plan = None if chosen is None else chosen.by_layer
-        key = plan, self._findings.version
-        if self._trace is None and plan is self._plan[0] and key[1] == self._plan[1]:
+        plan = [()] * len(self.layers) if chosen is None else chosen.by_layer
+        is_measured, version = self._trace is not None, self._findings.version
+        if plan is self._plan[0] and version == self._plan[1] and not is_measured:
             for layer in self.layers:
                 layer.n_calls = 0
         else:
-            by_layer = [()] * len(self.layers) if plan is None else plan
-            for layer, actions in zip(self.layers, by_layer, strict=True):
-                layer.plan(actions, self._first)
-                if self._trace is not None:
-                    layer.n_straight = 0
-            self._plan = key if self._trace is None else (None, -1)
+            for layer, actions in zip(self.layers, plan, strict=True):
+                layer.plan(actions, self._first, is_measured)
+            self._plan = (None, -1) if is_measured else (plan, version)
         for layer, n_calls in zip(self.layers, step.counts_before, strict=False):
             layer.n_calls = n_calls
 
@@ -158,12 +150,6 @@ class LayerCalls:
 
     # ------------------------------------------------------------------ one call
 
-    def take_over(self, layer: Layer) -> Patch:
-        """Replace a layer's forward by one that follows the running step."""
-        patch = _LayerPatch(layer, self)
-        layer.take_over(patch.original)
-        return patch
-
     def run(
         self,
         layer: Layer,
@@ -194,7 +180,7 @@ class LayerCalls:
             if name == self._first:
                 return call.forward()
         if planned is None and name in self._recomputing:
-            call = call._replace(on_recompute=self._count(step, call))
+            call = self._counted(step, call)
         return self._act(name, call, None)
 
     def _act(self, name: str, call: Invocation, probe: Probe | None) -> Any:
@@ -209,7 +195,7 @@ class LayerCalls:
             if name == self._first or not is_from_forbidden_hooks(error):
                 raise
             layer = call.layer
-            layer.keep_alike(_FORBIDS)
+            layer.findings.keep_alike(layer, _FORBIDS)
             raise NotRecomputableError({layer.index: layer.name}, _FORBIDS) from error
 
     def _chosen(self, name: str, layer: Layer) -> str:
@@ -270,65 +256,49 @@ class LayerCalls:
             probe = Probe(trace, index, self._gauge(layer, args, kwargs), inputs)
         output = self._act(name, call, probe)
         ranks = trace.leave(index, inputs, output)
-        alike = family_key(self.mode.layer_keys[layer.index], shape, self._device)
-        measured.belong_to(digest((alike, ranks)))
+        alike = self.mode.layer_keys[layer.index], autocast_state(self._device)
+        measured.family = digest(((*alike, shape.structure), ranks))
         return output
 
     def _gauge(
         self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Gauge:
         """Return the gauge of a call, chosen when it runs."""
-        flops = estimated_flops(layer.module, args, kwargs)
+        # At once: what counts later must not hold the arguments.
+        flops, root = estimated_flops(layer.module, args, kwargs), self._root
 
-        def run(
-            forward: Callable[[], Any], given: Sequence[torch.Tensor]
-        ) -> tuple[Any, Reading]:
-            if not layer.is_compiled:
-                return by_operators(forward, given)
-            return by_saved(forward, given, self._root, flops)
+        def gauge(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
+            if layer.is_compiled:
+                return by_saved(forward, given, root, flops)
+            return by_operators(forward, given)
 
-        return run
+        return gauge
 
     # ------------------------------------------------------------------ FLOPs
 
-    def _count(self, step: Step, call: Invocation) -> OnRecompute | None:
+    def _counted(self, step: Step, call: Invocation) -> Invocation:
         """Count the FLOPs of a recomputation under a baseline, once for each size.
 
-        They are not the forward's, because a recomputation stops after the last needed
-        tensor. The first one does not stop early, so its FLOPs are not remembered.
+        They are those of a recomputation that stops after the last needed tensor. The
+        one that is counted runs to its end.
         """
         layer = call.layer
         key = layer.index, self.mode.key, call_shape(call.args, call.kwargs).sizes
-        estimated = estimated_flops(layer.module, call.args, call.kwargs)
-        known = estimated if layer.is_compiled else self._flops.get(key)
-        if known is not None:
-            step.flops += known
-            return None
-        is_compared = layer.is_compared
+        if key in self._flops:
+            step.flops += self._flops[key]
+            return call
+        gauge = self._gauge(layer, call.args, call.kwargs)
 
-        def learn(flops: int) -> None:
-            step.flops += flops
-            if is_compared:
-                self._flops[key] = flops
-
-        def run(forward: Callable[[], Any], _: Sequence[torch.Tensor]) -> Any:
-            if layer.is_compiled:  # which only the call itself may have shown
-                step.flops += estimated
-                return forward()
-            tracker = StorageTracker()
-            try:
-                with tracker:
-                    output = forward()
-            except StopRecomputation:  # the last needed tensor was rebuilt
-                learn(tracker.flops)
-                raise
-            learn(tracker.flops)
+        def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
+            output, reading = gauge(forward, given)
+            self._flops[key] = reading.early_flops
+            step.flops += reading.early_flops
             return output
 
-        return run
+        return call._replace(on_recompute=run, is_whole=True)
 
 
-class _LayerPatch(Patch):
+class LayerPatch(Patch):
     """Replaces a layer's forward, and follows the running step, if there is one.
 
     Args:
@@ -339,6 +309,7 @@ class _LayerPatch(Patch):
     def __init__(self, layer: Layer, calls: LayerCalls) -> None:
         super().__init__(layer.module, partial(calls.run, layer))
         self._layer, self._calls = layer, calls
+        layer.forward = self.original
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call; if it is simply kept, only its own forward."""

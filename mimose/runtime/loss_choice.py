@@ -3,13 +3,14 @@
 By rows a loss takes a third of the memory, but computes each log-softmax twice: 6% of a
 step of Llama-1B. So it goes by rows only if the logits, in float32, are larger than a
 share of the budget, and the step does not fit with a plain loss and nothing recomputed
-(`mimose.policy.Plans.prefers_plain_loss`). The size of the logits is known before the
+(`mimose.policy.Policy.prefers_plain_loss`). The size of the logits is known before the
 forward, because each label has one row.
 """
 
 from __future__ import annotations
 
 import inspect
+import operator
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -38,6 +39,7 @@ class LossByRows:
 
     Attributes:
         is_on: Whether the next loss goes by rows.
+        n_classes: The number of logits for each label.
     """
 
     def __init__(self, module: Any) -> None:
@@ -45,7 +47,7 @@ class LossByRows:
         self._given = vars(module).get(_OWN)
         config = getattr(module, "config", None)
         config = getattr(config, "get_text_config", lambda: config)()
-        self._n_classes = getattr(config, "vocab_size", None) or 0
+        self.n_classes = getattr(config, "vocab_size", None) or 0
         self.is_on = False
         setattr(module, _OWN, self)
 
@@ -54,16 +56,6 @@ class LossByRows:
         """Whether the model's loss is now a function of transformers."""
         is_in_place = vars(self._module).get(_OWN) is self
         return is_in_place and _is_theirs(self._original())
-
-    def large_logits(self, n_labels: int, least_bytes: float) -> int:
-        """Return the bytes of the logits in float32; 0 if they are small.
-
-        Args:
-            n_labels: The number of labels in the step.
-            least_bytes: The size from which logits are large.
-        """
-        n_bytes = 4 * n_labels * self._n_classes
-        return n_bytes if n_bytes >= least_bytes and self.can_go_by_rows else 0
 
     def remove(self) -> None:
         """Restore the model's loss function, unless the user has set another."""
@@ -91,18 +83,9 @@ class LossByRows:
             kwargs = {name: _by_rows(value) for name, value in kwargs.items()}
         return original(*args, **kwargs)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Return the original function, for copies of the model."""
-        del memo
-        return self._original()
-
     def __reduce__(self) -> Any:
-        """Pickle as the original function."""
-        return _itself, (self._original(),)
-
-
-def _itself(value: Any) -> Any:
-    return value
+        """Copy and pickle as the original function."""
+        return operator.itemgetter(0), ((self._original(),),)
 
 
 def _by_rows(value: Any) -> Any:
@@ -144,4 +127,6 @@ def large_logits(losses: Sequence[LossByRows], n_labels: int, budget_bytes: int)
         budget_bytes: The budget; 0 if the step must take as little as possible.
     """
     least = max(LEAST_BYTES, _LARGE * budget_bytes)
-    return max((loss.large_logits(n_labels, least) for loss in losses), default=0)
+    found = [(4 * n_labels * loss.n_classes, loss) for loss in losses]
+    large = (n for n, loss in found if n >= least and loss.can_go_by_rows)
+    return max(large, default=0)

@@ -18,12 +18,7 @@ import torch
 from torch import nn
 
 from mimose.budget import format_bytes
-from mimose.distributed import (
-    is_final,
-    mark_final,
-    why_forward_waits,
-    why_step_waits,
-)
+from mimose.distributed import is_final, mark_final, why_waits
 from mimose.exactness.side_effects import Given, accelerators, saved_random_state
 from mimose.exceptions import (
     LateChangeError,
@@ -56,8 +51,8 @@ def may_run_again(
         given: The inputs of the model.
 
     Returns:
-        Whether to run the forward again. Call `rewind` first, and hold no reference to
-        the error, because its traceback keeps the tensors of the failed forward.
+        Whether to run the forward again. Hold no reference to the error, because its
+        traceback keeps the tensors of the failed forward.
     """
     runs_out = is_out_of_memory(error)
     if runs_out:
@@ -71,12 +66,10 @@ def may_run_again(
             return False
     else:
         return False
-    why = why_forward_waits(engine.driver.model, engine.layers)
+    why = why_waits(engine.driver.model, engine.layers, with_backward=False)
     if _others_wait(engine, error, f"the forward of step {step.number}", why):
         return False
-    if runs_out and step.retries:
-        return False
-    if given.are_edited():
+    if (runs_out and step.retries) or given.are_edited():
         return False
     _log.warning(
         "mimose: the forward of step %d failed (%s, phase %s, shape %s) and runs again "
@@ -86,26 +79,9 @@ def may_run_again(
         step.phase,
         dict(step.shape),
     )
-    engine.policy.distrust_plans()
+    engine.learner.distrust_plans()
     step.run_again(f"run again after {type(error).__name__} in forward")
     return True
-
-
-def rewind(engine: Engine, step: Step) -> None:
-    """Restore the state of the process at the beginning of a forward.
-
-    Autocast caches its casts. A cast from the failed forward would be older than the
-    nodes that use it, and gradients would be added in another order. So the cache is
-    cleared, unless an earlier forward of the window has filled it.
-
-    Args:
-        engine: The session's parts.
-        step: The step whose forward runs again.
-    """
-    release_memory(engine.device)
-    if not step.part:
-        torch.clear_autocast_cache()
-    engine.rollback.restore()
 
 
 def _others_wait(engine: Engine, error: BaseException, what: str, why: str) -> bool:
@@ -177,12 +153,17 @@ class Attempts:
         Args:
             error: The error of the last attempt.
         """
-        if not self._is_ours(error):
+        is_ours = isinstance(error, RecomputationError)  # its layer is kept by now
+        runs_out = not is_ours and is_out_of_memory(error)
+        if runs_out:
+            self._engine.memory_limit.ran_out(asked_bytes(error))
+        elif not is_ours:
             return False
-        why = why_step_waits(self._engine.driver.model, self._engine.layers)
-        if _others_wait(self._engine, error, "the step", why):
+        engine = self._engine
+        why = why_waits(engine.driver.model, engine.layers, with_backward=True)
+        if _others_wait(engine, error, "the step", why):
             return False
-        n_kept, runs_out = len(self._engine.findings.kept), is_out_of_memory(error)
+        n_kept = len(self._engine.findings.kept)
         if self._has_run_out if runs_out else n_kept == self._n_kept:
             return False
         self._has_run_out = self._has_run_out or runs_out
@@ -190,22 +171,15 @@ class Attempts:
         _log.warning("mimose: a step failed (%s) and runs again", type(error).__name__)
         return True
 
-    def prepare(self) -> None:
-        """Let the next step recompute everything. Hold no reference to the error."""
+    def prepare(self, *, undoes: bool = False) -> None:
+        """Let the next step recompute everything. Hold no reference to the error.
+
+        Args:
+            undoes: Whether to restore what the last forward has changed.
+        """
         self._engine.driver.prepare_safest()
-
-    def undo_forward(self) -> None:
-        """Restore what the last forward has changed."""
-        self._engine.rollback.restore()
-
-    def _is_ours(self, error: RuntimeError) -> bool:
-        """Whether an error may come from a plan."""
-        if isinstance(error, RecomputationError):
-            return True  # its layer is kept by now
-        if is_out_of_memory(error):
-            self._engine.memory_limit.ran_out(asked_bytes(error))
-            return True
-        return False
+        if undoes:
+            self._engine.rollback.restore()
 
 
 class TrainersStep:
@@ -257,8 +231,7 @@ class TrainersStep:
                 if not (is_undoable and attempts.can_follow(error)):
                     raise
             self.n_failed += 1
-            attempts.prepare()
-            attempts.undo_forward()
+            attempts.prepare(undoes=True)
             self._restore_random()
             for weight in self._weights:
                 weight.grad = None

@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
+from cachetools import LRUCache
 
 from mimose.cost.learner import Learner
 from mimose.cost.problem import step_work
@@ -88,14 +89,13 @@ class StepSeconds:
         """
         self._new: deque[tuple[_Step, float]] = deque(maxlen=_LATELY)
         """Steps and their seconds."""
-        self._known: dict[Context, deque[tuple[float, ...]]] = {}
+        self._known: LRUCache[Context, deque[tuple[float, ...]]]
+        self._known = LRUCache(MOST_CONTEXTS)
         """The work and seconds of steps by context, with and without `_MORE`."""
         self._rates: dict[Context, Rates] = {}
         """The rates fitted to them."""
-        self._optimizer: deque[float] = deque(maxlen=_FEW)
-        """Seconds of optimizer steps."""
-        self._n_steps: deque[int] = deque(maxlen=_FEW)
-        """Number of the model's steps before each."""
+        self._optimizer: deque[tuple[float, int]] = deque(maxlen=_FEW)
+        """Seconds of optimizer steps, and the number of the model's steps before."""
         self._n_since = 0
         self._optimizer_began: Mark | None = None
 
@@ -149,8 +149,7 @@ class StepSeconds:
                 seconds = began.elapsed_time(ended) / 1e3
             self._timed.popleft()
             if isinstance(which, int):
-                self._optimizer.append(seconds)
-                self._n_steps.append(which)
+                self._optimizer.append((seconds, which))
             else:
                 self._new.append((which, seconds))
 
@@ -173,8 +172,9 @@ class StepSeconds:
             rates = self._rates[own] = _fitted(known)
         if not self._optimizer:
             return rates
-        per_step = len(self._n_steps) / max(1, sum(self._n_steps))
-        return rates._replace(fixed=rates.fixed + per_step * median(self._optimizer))
+        seconds, n_steps = zip(*self._optimizer, strict=True)
+        per_step = len(n_steps) / max(1, sum(n_steps))
+        return rates._replace(fixed=rates.fixed + per_step * median(seconds))
 
     def _take_in(self) -> None:
         """Add the work of timed steps whose context the cost model knows."""
@@ -188,17 +188,12 @@ class StepSeconds:
                 continue
             if len(actions) != len(model.pattern(step_input).calls):
                 continue
-            own, work = (
-                without_rows(step_input.context),
-                step_work(model, step_input, actions),
-            )
+            own = without_rows(step_input.context)
+            work = step_work(model, step_input, actions)
             key = own + _MORE if work[-1] else own
-            known = self._known.pop(key, None) or deque(maxlen=_LATELY)
+            known = self._known.setdefault(key, deque(maxlen=_LATELY))
             known.append((*work, seconds))
-            self._known[key] = known
             self._rates.pop(own, None)
-        while len(self._known) > MOST_CONTEXTS:
-            del self._known[next(iter(self._known))]
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was timed, as JSON values."""
@@ -206,7 +201,6 @@ class StepSeconds:
         return {
             "steps": {own: list(known) for own, known in self._known.items()},
             "optimizer": list(self._optimizer),
-            "n_steps": list(self._n_steps),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -215,14 +209,14 @@ class StepSeconds:
         Args:
             state: What ``state_dict`` returned; empty in an older state.
         """
-        for waiting in (self._timed, self._new, self._rates):
+        self._n_since, self._optimizer_began = 0, None
+        for waiting in (self._timed, self._new, self._rates, self._known):
             waiting.clear()
-        self._known = {
-            str(own): deque((tuple(map(float, row)) for row in known), maxlen=_LATELY)
-            for own, known in state.get("steps", {}).items()
-        }
-        self._optimizer = deque(map(float, state.get("optimizer", ())), maxlen=_FEW)
-        self._n_steps = deque(map(int, state.get("n_steps", ())), maxlen=_FEW)
+        for own, known in state.get("steps", {}).items():
+            rows = (tuple(map(float, row)) for row in known)
+            self._known[str(own)] = deque(rows, maxlen=_LATELY)
+        found = ((float(s), int(n)) for s, n in state.get("optimizer", ()))
+        self._optimizer = deque(found, maxlen=_FEW)
 
 
 def _fitted(known: Sequence[tuple[float, ...]]) -> Rates:

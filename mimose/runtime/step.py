@@ -23,21 +23,19 @@ window that begins in the same way recomputes everything.
 
 from __future__ import annotations
 
-import enum
 import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 
 from mimose.budget import format_bytes
-from mimose.cost.measured import ran_least
+from mimose.cost.measured import MeasuredStep, ran_least
 from mimose.cost.problem import Memory
-from mimose.exceptions import MimoseError
 from mimose.memory.marks import Trace, analyse, without_readings
 from mimose.memory.meters import Meter
 from mimose.policy import LATELY, OTHERS, Decision, joined
@@ -50,7 +48,7 @@ from mimose.torch_private import (
     queue_callback,
     storage_key,
 )
-from mimose.types import Measured, StepInput, StepSample
+from mimose.types import Measured, StepInput
 
 if TYPE_CHECKING:
     from mimose.runtime.engine import Engine
@@ -60,53 +58,21 @@ _log = logging.getLogger(__name__)
 # ------------------------------------------------------------ outcome
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepOutcome:
-    """Everything that the cost model, the policy and the records learn of a step."""
-
-    step_input: StepInput
-    """What was known before it ran."""
-    decision: Decision
-    """The decision before it ran."""
-    records: tuple[StepRecord, ...]
-    """A record for each forward."""
-    calls: tuple[Measured, ...]
-    """The measurements of each layer call, in the order in which they ran."""
-    sample: StepSample | None
-    """The samples of all segments; None if the step was not measured."""
-    peak_bytes: int
-    """The highest level."""
-    headroom_bytes: float
-    """The budget minus what was held when it began."""
-    counts: tuple[int, ...]
-    """How often each layer was called."""
-    between: tuple[tuple[int, ...], ...]
-    """The same at the end of each forward but the last."""
-    released_bytes: float
-    """Outputs of an earlier step that were freed before the first gradient."""
-    is_shared: bool
-    """Whether forwards ran before its backward that did not belong to it."""
-
-
-def learn(engine: Engine, outcome: StepOutcome) -> None:
-    """Give a step's outcome to the cost model, the policy and the records.
-
-    Only they change what is known.
+def _learn(
+    engine: Engine, window: Window, step_input: StepInput, record: StepRecord
+) -> None:
+    """Give what a step has shown to the cost model, the policy and the memory limit.
 
     Args:
         engine: The session's parts.
-        outcome: The outcome of a step whose backward has ended.
+        window: Its forwards; its backward has ended.
+        step_input: What was known before it ran.
+        record: The record of its last forward.
     """
-    for record in outcome.records:
-        engine.records.close(record)
-    if outcome.is_shared:
-        return
-    record = outcome.records[-1]
-    observed, highest = record.observed_peak_bytes, record.highest_bytes
-    growth = None if observed is None else observed - record.start_bytes
-    is_over = highest is not None and highest > record.budget_bytes
-    if outcome.sample is not None:
-        _teach(engine, outcome, outcome.sample)
+    growth, is_over = record.observed_growth_bytes, record.is_over
+    headroom = window.memory.budget_bytes - record.start_bytes
+    if window.trace is not None:
+        _teach(engine, window, window.trace, step_input, record)
     if growth is not None:
         engine.memory_limit.observe()
     if is_over and engine.plans:
@@ -120,17 +86,14 @@ def learn(engine: Engine, outcome: StepOutcome) -> None:
             len(record.actions),
             dict(record.shape),
         )
+    decision = window.steps[-1].decision
     engine.policy.absorb(
-        outcome.step_input,
-        outcome.decision,
-        growth,
-        headroom_bytes=outcome.headroom_bytes,
-        is_over=is_over,
+        step_input, decision, growth, headroom_bytes=headroom, is_over=is_over
     )
 
 
 def _note_over(engine: Engine, record: StepRecord) -> None:
-    engine.policy.distrust_plans()
+    engine.learner.distrust_plans()
     engine.n_over += 1
     if engine.n_over & (engine.n_over - 1):
         return  # the 1st, 2nd, 4th, 8th … get a line
@@ -151,12 +114,20 @@ def _note_over(engine: Engine, record: StepRecord) -> None:
     )
 
 
-def _teach(engine: Engine, outcome: StepOutcome, sample: StepSample) -> None:
+def _teach(
+    engine: Engine,
+    window: Window,
+    trace: Trace,
+    step_input: StepInput,
+    record: StepRecord,
+) -> None:
     """Let the cost model learn from a measured step."""
-    calls, learner = outcome.calls, engine.learner
+    calls, learner = trace.calls, engine.learner
+    sample = analyse(trace.marks, calls, window.steps[-1].menu)
     if learner.n_steps == 0:
         sample = without_readings(sample)
-    growth = max(0, outcome.peak_bytes - outcome.records[-1].start_bytes)
+    growth = max(0, window.peak_bytes - record.start_bytes)
+    headroom = window.memory.budget_bytes - record.start_bytes
     # What a plan could grow by: all kept, or all the headroom.
     keep = learner.model.menu.first
     kept = sum(
@@ -164,26 +135,25 @@ def _teach(engine: Engine, outcome: StepOutcome, sample: StepSample) -> None:
         for call in calls
         if call.action != keep and call.held_bytes
     )
-    known = learner.model.patterns.get(outcome.step_input.context)
-    if known is not None and [e.place for e in known.calls] == [
-        (call.layer, call.number) for call in calls
-    ]:
-        pairs = zip(known.calls, calls, strict=True)
-        if any(own.family != call.family for own, call in pairs):
-            engine.describer.waits_for_masks = True
+    known = learner.model.patterns.get(step_input.context)
+    families = {e.place: e.family for e in known.calls} if known is not None else {}
+    ran = {(call.layer, call.number): call.family for call in calls}
+    if [*families] == [*ran] and families != ran:
+        engine.describer.waits_for_masks = True
     learner.absorb(
-        outcome.step_input,
-        calls,
-        sample,
-        outcome.released_bytes,
-        outcome.counts,
-        outcome.between,
-        growth_bytes=max(growth, min(growth + kept, outcome.headroom_bytes)),
+        MeasuredStep(
+            step_input,
+            calls,
+            sample,
+            window.released_bytes,
+            window.counts,
+            window.between,
+            max(growth, min(growth + kept, headroom)),
+        )
     )
     if engine.meter.reads_peak and ran_least(learner.model, calls):
         state = float(engine.optimizers.state_bytes)
-        peak = outcome.peak_bytes
-        engine.policy.least_peaks.add(outcome.step_input, peak, growth, state)
+        engine.policy.least_peaks.add(step_input, window.peak_bytes, growth, state)
 
 
 # ------------------------------------------------------------ step
@@ -197,19 +167,14 @@ _LEAST_OUTPUT_BYTES = 65536
 """Smaller outputs are ignored."""
 _NOT_ALL = "the backward did not go through all forwards before it"
 _TWO_BACKWARDS = "two backwards"
-_NO_END = "the backward did not run to its end, or not through the outputs"
+_NO_END = (
+    "no backward followed, or it did not run to its end or not through the outputs"
+)
 _NO_GRADIENT = "the model's outputs need no gradient, so no backward was observed"
-_NO_BACKWARD = "no backward followed"
+_NO_TENSOR = (
+    "no tensors were found in the model's output ({}), so its backward was not observed"
+)
 _DETACHED = "detached before the backward"
-
-
-class Stage(enum.Enum):
-    """The stage of a step: Note: [A step's stages]."""
-
-    FORWARD = enum.auto()
-    WAITING = enum.auto()
-    BACKWARD = enum.auto()
-    CLOSED = enum.auto()
 
 
 class Window:
@@ -224,7 +189,6 @@ class Window:
         carried_bytes: The bytes of these outputs that were held at its start.
         released_bytes: The bytes of these outputs that were freed before its backward.
         steps: Its forwards that have ended.
-        parts: Their step inputs.
         trace: Records its boundaries; None if it is not measured.
         planned: The step input of the last plan; None before.
         decision: The last decision; None before.
@@ -246,7 +210,6 @@ class Window:
         self.carried_bytes = _alive(carried) if carried else 0
         self.released_bytes = 0
         self.steps: list[Step] = []
-        self.parts: list[StepInput] = []
         self.trace: Trace | None = None
         self.planned: StepInput | None = None
         self.decision: Decision | None = None
@@ -259,25 +222,17 @@ class Window:
         self.peaks: Peaks | None = None
         self.began: Mark | None = None
 
-    @property
-    def before(self) -> tuple[StepInput, Decision] | None:
-        """The decision for the forward before this one; None for the first."""
-        if not self.steps or self.planned is None or self.decision is None:
-            return None
-        return self.planned, self.decision
-
     def add(self, step: Step, counts: tuple[int, ...]) -> None:
         """Add a forward that has ended."""
         if self.steps:
             self.between = (*self.between, self.counts)
         self.steps.append(step)
-        self.parts.append(step.step_input)
         self.counts = counts
 
-    def remove(self, step: Step) -> None:
-        """Remove a forward that does not belong to the backward."""
-        del self.parts[self.steps.index(step)]
-        self.steps.remove(step)
+    @property
+    def parts(self) -> list[StepInput]:
+        """The step inputs of its forwards."""
+        return [step.step_input for step in self.steps]
 
     def give_up(self, reason: str) -> None:
         """Run the rest under the safest plan, without a prediction."""
@@ -291,7 +246,7 @@ class Window:
     def stop_reading(self) -> None:
         """Stop measuring."""
         if self.trace is not None:
-            self.trace.close()
+            self.trace.is_closed = True
             self.trace = None
 
 
@@ -323,10 +278,11 @@ class Step:
         """The index of this forward in its window."""
         self.counts_before = window.counts
         """How often each layer was called in the window before; () for the first."""
-        self.stage = Stage.FORWARD
+        self.has_gradient = False
+        """Whether one of its outputs got a gradient, so that its backward has begun."""
         self.retries = 0
         self.flops = 0
-        """FLOPs counted in recomputations whose plan does not know them."""
+        """Estimated FLOPs of recomputations that are in no plan."""
         self.has_wall = False
         """Whether the allocator enforces the budget during the step."""
         self.plan_seconds = 0.0
@@ -389,25 +345,11 @@ class Step:
         window.memory = window.memory._replace(start_bytes=float(self.start_bytes))
         window.trace = Trace(meter, self._budget_bytes)
         window.trace.mark("start")
-        if self.growth_bytes is not None:
-            # Trying other actions does not change the prediction.
-            window.trace.predicted_bytes = self.start_bytes + self.growth_bytes
 
     def next_action(self) -> str:
-        """Return the action of a layer call that is in no plan.
-
-        Raises:
-            MimoseError: A baseline planner returned an action that is not in use.
-        """
-        at, action = len(self._unplanned), self.menu.least
-        if self._action_at is not None:
-            action = self._action_at(at)
-            if action not in self.menu.names:
-                msg = (
-                    f"the planner's action_at({at}) returned {action!r}, which is not "
-                    f"one of the actions in use: {', '.join(self.menu.names)}"
-                )
-                raise MimoseError(msg)
+        """Return the action of a layer call that is in no plan."""
+        at = len(self._unplanned)
+        action = self._action_at(at) if self._action_at else self.menu.least
         self._unplanned.append(action)
         return action
 
@@ -446,14 +388,6 @@ class Step:
         """Whether its graph is still there."""
         return self.graph is not None and self.graph() is not None
 
-    @property
-    def why_dead(self) -> str:
-        """Why no end of a backward was seen."""
-        calls = self._calls or ()
-        if self.stage is Stage.BACKWARD or any(e.has_gradient for e in calls):
-            return self.unseen or _NO_END
-        return self.unseen or _NO_BACKWARD
-
     def close(self, reason: str = "", *, has_ended: bool) -> StepRecord:
         """Close the step, and return its record.
 
@@ -461,7 +395,6 @@ class Step:
             reason: Why it is not an ordinary step; "" keeps an earlier reason.
             has_ended: Whether its backward has run to its end.
         """
-        self.stage = Stage.CLOSED
         self.reason = reason or self.reason
         if has_ended:
             self._seconds = time.perf_counter() - self._began
@@ -481,7 +414,7 @@ class Step:
             own = chosen.calls_of(self.part)
             actions, calls = chosen.plan.actions[own], chosen.calls[own]
             if self._seconds is not None:
-                flops += sum(self.decision.flops[own])
+                flops += sum(chosen.flops[own])
         return StepRecord(
             step=self.number,
             shape=self.shape,
@@ -499,9 +432,7 @@ class Step:
             events=calls,
             seconds=self._seconds,
             reserved_peak_bytes=peaks and peaks.reserved_bytes,
-            allocated_peak_bytes=peaks and peaks.allocated_bytes,
             alloc_retries=peaks and peaks.n_retries,
-            is_optimal=chosen is not None and chosen.plan.optimal,
         )
 
 
@@ -522,13 +453,11 @@ class Steps:
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
         self._memory_limit = engine.memory_limit
-        self._device_checks = engine.device_checks
         self._window: Window | None = None
         self._shared_until = -1
         self._wall_of: weakref.ref[Any] | None = None
         """The last forward's graph. If it is freed without a backward, the memory limit
         is lifted."""
-        self._has_missed = False
         self.n_begun = 0
         self.open: list[Step] = []
         self.retained: Retained = {}
@@ -549,8 +478,8 @@ class Steps:
         self._wall_of = None
         is_inside = current_graph_task() != NO_GRAPH_TASK
         self.is_shared = is_inside or self.n_begun < self._shared_until
-        if self._device_checks.deferred:  # by a step without a backward
-            self._device_checks.read()
+        if self._engine.findings.deferred:  # of a step without a backward
+            self._engine.findings.read_deferred()
         if self.open:
             self._settle(is_inside=is_inside)
         if is_inside or self._window is None:
@@ -579,8 +508,8 @@ class Steps:
                 continue
             if len(window.steps) > 1:
                 window.spoil(_NOT_ALL)
-            self._close_unlearned([step], step.why_dead)
-            window.remove(step)
+            self._close_unlearned([step], step.unseen or _NO_END)
+            window.steps.remove(step)
             if window is self._window and not window.steps:
                 self._window = None
 
@@ -615,32 +544,15 @@ class Steps:
                     own = weakref.ref(storage), storage.nbytes()
                     retained[storage_key(storage)] = own
         self.retained = retained
-        step.stage, step.graph = Stage.WAITING, weakref.ref(graph)
+        step.graph = weakref.ref(graph)
         if not is_waiting:
-            step.unseen = self._unseen(tensors, output)
-        self._wall_of = weakref.ref(graph, self._graph_gone)
+            kind = type(output).__name__
+            step.unseen = _NO_GRADIENT if tensors else _NO_TENSOR.format(kind)
+        limit = self._memory_limit
+        self._wall_of = weakref.ref(graph, lambda _: limit.drop_wall())
         window.add(step, counts)
         self._window = window
         self.open.append(step)
-
-    def _graph_gone(self, _: object) -> None:
-        self._memory_limit.drop_wall()
-
-    def _unseen(self, tensors: Sequence[torch.Tensor], output: object) -> str:
-        """Return why the backward of a step will not be seen."""
-        if tensors:
-            return _NO_GRADIENT
-        kind = type(output).__name__
-        what = f"no tensors were found in the model's output ({kind})"
-        if not self._has_missed:
-            self._has_missed = True
-            _log.warning(
-                "mimose: %s, so steps cannot be measured and every layer is "
-                "recomputed. "
-                "Let the model return a tensor, a tuple, a dict or a dataclass",
-                what,
-            )
-        return f"{what}, so its backward was not observed"
 
     def abort(self, step: Step, error: BaseException) -> None:
         """Close a step whose forward has failed for good."""
@@ -675,8 +587,7 @@ class Steps:
     def _note_gradient(self, step: Step, gradient: torch.Tensor) -> None:
         """Record that a forward's output, of an open or closed step, got a gradient."""
         window = step.window
-        if step.stage is Stage.WAITING:
-            step.stage = Stage.BACKWARD
+        step.has_gradient = True
         if window.is_running or self._is_finished:
             return
         window.is_running = True
@@ -704,17 +615,14 @@ class Steps:
         self._wall_of = None
         if self._memory_limit.has_wall:
             self._memory_limit.drop_wall()
-        peaks = self._memory_limit.fold()
-        if level > peaks.level_bytes:
-            self._memory_limit.note_level(level)
-            peaks = peaks._replace(level_bytes=level)
+        peaks = self._memory_limit.fold(level)
         window.peak_bytes = peaks.level_bytes
         if self._engine.meter.reads_peak:
             window.peaks = peaks
-        if len(self.open) > len(window.steps):
+        if len(self.open) > 1:
             self.note_peak(peaks.level_bytes)
-        if self._device_checks.deferred:
-            self._device_checks.read()
+        if self._engine.findings.deferred:
+            self._engine.findings.read_deferred()
         if window.is_closed:
             self._end_again(window)
             return
@@ -731,11 +639,11 @@ class Steps:
         If their graphs are still there, their backward may still run: then each becomes
         a window by itself.
         """
-        others = [step for step in window.steps if step.stage is Stage.WAITING]
+        others = [step for step in window.steps if not step.has_gradient]
         if others:
             window.spoil(_NOT_ALL)
         for step in others:
-            window.remove(step)
+            window.steps.remove(step)
             step.window = Window(window.memory, {})
             step.window.spoil(_NOT_ALL)
             step.window.add(step, window.counts)
@@ -748,43 +656,25 @@ class Steps:
         if window.is_left:
             self._shared_until = self.n_begun + LATELY
         elif self._engine.plans:
-            self._engine.policy.windows.absorb(window.parts, 1)
+            self._engine.policy.windows.absorb(parts, 1)
         if window.planned is not None and (
             window.reason or window.planned != step_input
         ):
             for step in window.steps:
                 step.withdraw(window.reason or OTHERS)
-        records: list[StepRecord] = []
         actions: list[str] = []
         n_retries = 0
         for step in window.steps:
             self.open.remove(step)
             step.growth_bytes = last.growth_bytes  # predicted with all forwards known
             record = step.close(has_ended=True)
-            records.append(record)
+            self._engine.records.close(record)
             actions += record.actions
             n_retries += record.retries
         if window.began is not None and not n_retries:
             self._engine.seconds.step_ended(window.began, step_input, actions)
-        trace, sample = window.trace, None
-        if trace is not None:
-            sample = analyse(trace.marks, trace.calls, last.menu)
-        learn(
-            self._engine,
-            StepOutcome(
-                step_input=step_input,
-                decision=last.decision,
-                records=tuple(records),
-                calls=() if trace is None else tuple(trace.calls),
-                sample=sample,
-                peak_bytes=window.peak_bytes,
-                headroom_bytes=window.memory.budget_bytes - last.start_bytes,
-                counts=window.counts,
-                between=window.between,
-                released_bytes=window.released_bytes,
-                is_shared=window.is_shared,
-            ),
-        )
+        if not window.is_shared:
+            _learn(self._engine, window, step_input, record)
 
     def _end_again(self, window: Window) -> None:
         """Record the peaks of another backward through a closed window.

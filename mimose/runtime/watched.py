@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Generic, TypeVar
 
+from cachetools import LRUCache
 from torch.utils.data import DataLoader
 
 from mimose.cost.learner import Learner
@@ -26,15 +27,15 @@ _Batch = TypeVar("_Batch")
 _MOST_SHAPES = 8
 """The number of an epoch's largest shapes that are checked."""
 _CONSTANT = -1
-"""Marks a size of a step that has always been the same, in place of a batch's size."""
+"""Marks a size of a step that is not one of the batch's sizes."""
 
 
 class Ahead:
     """Has plans made for the next batch, while the loop trains on the present one.
 
     It learns which steps follow a batch: each size of a step is one of the batch's
-    sizes, or has always been the same. Steps without such a rule are planned when they
-    run.
+    sizes, or the same as in the last step. If that is wrong, the plan is not used, and
+    the step makes its own.
 
     Args:
         policy: Makes the plans.
@@ -49,10 +50,11 @@ class Ahead:
         self._memory_now: Callable[[], Memory] | None = memory_now
         self.batch: Sizes = ()
         self._n_ran = 0
-        self._rules: dict[tuple[int, int, StepInput], tuple[Sizes, list[set[int]]]] = {}
+        self._rules: LRUCache[tuple[int, int, StepInput], tuple[Sizes, Sizes]]
+        self._rules = LRUCache(MOST_CONTEXTS)
         """By the number of the batch's sizes, the step's place after the batch, and the
-        step without its sizes: the sizes of the first such step, and for each size the
-        places in the batch that it may equal."""
+        step without its sizes: the sizes of the last such step, and for each of them
+        the place in its batch, or `_CONSTANT`."""
 
     def hand(self, batch: object, then: object) -> None:
         """Record the batch that the loop gets, and have the next one planned.
@@ -67,10 +69,10 @@ class Ahead:
             return
         memory = self._memory_now()
         for (n_sizes, _, step), (own, places) in self._rules.items():
-            if n_sizes == len(to_come) and all(places):
+            if n_sizes == len(to_come):
                 sizes = tuple(
-                    to_come[max(of)] if max(of) > _CONSTANT else constant
-                    for of, constant in zip(places, own, strict=True)
+                    to_come[place] if place > _CONSTANT else size
+                    for place, size in zip(places, own, strict=True)
                 )
                 self._policy.prepare(step._replace(sizes=sizes), memory)
 
@@ -84,20 +86,12 @@ class Ahead:
         self._n_ran += 1
         if not batch:
             return
+        places = tuple(
+            batch.index(size) if size in batch else _CONSTANT
+            for size in step_input.sizes
+        )
         key = len(batch), place, step_input._replace(sizes=())
-        first, places = self._rules.pop(key, (step_input.sizes, []))
-        if len(first) != len(step_input.sizes):
-            first, places = step_input.sizes, []
-        found = [
-            {at for at, size in enumerate(batch) if size == mine}
-            | ({_CONSTANT} if mine == constant else set())
-            for mine, constant in zip(step_input.sizes, first, strict=True)
-        ]
-        if places:
-            found = [a & b for a, b in zip(places, found, strict=True)]
-        self._rules[key] = first, found
-        if len(self._rules) > MOST_CONTEXTS:
-            del self._rules[next(iter(self._rules))]
+        self._rules[key] = step_input.sizes, places
 
     def close(self) -> None:
         """Stop planning, when the session ends; a loop may keep this object."""
@@ -151,21 +145,18 @@ class _Watched(Generic[_Batch]):
                     failure = error
             if not taken:
                 break
-            self._hand(taken[0], taken[-1] if len(taken) > 1 else None)
+            try:
+                self._ahead.hand(taken[0], taken[-1] if len(taken) > 1 else None)
+            except Exception as error:  # the step itself plans, or raises this error
+                _log.warning(
+                    "mimose: the next batch's plan could not be made ahead, so its "
+                    "step makes it: %r",
+                    error,
+                )
             yield taken.popleft()
         if not isinstance(failure, StopIteration):
             assert failure is not None
             raise failure
-
-    def _hand(self, batch: object, then: object) -> None:
-        try:
-            self._ahead.hand(batch, then)
-        except Exception as error:  # the step itself plans, or raises this error
-            _log.warning(
-                "mimose: the next batch's plan could not be made ahead, so its step "
-                "makes it: %r",
-                error,
-            )
 
 
 class ShapesToCome:
@@ -203,15 +194,13 @@ class ShapesToCome:
         Raises:
             MimoseError: A name is not one of the model's.
         """
-        shapes_listed = [
-            *{tuple(sorted(shape.items())): shape for shape in shapes}.values()
-        ]
-        shapes_listed.sort(key=lambda shape: math.prod(shape.values()), reverse=True)
+        distinct = {tuple(sorted(shape.items())): shape for shape in shapes}.values()
+        listed = sorted(distinct, key=lambda s: math.prod(s.values()), reverse=True)
         if table is not None:
-            for shape in shapes_listed:
+            for shape in listed:
                 table.fill(shape, (0,) * len(table.names))
-        self.unknown, self._as_of = shapes_listed[:_MOST_SHAPES], -1
-        self.largest, self.least_peak_bytes = next(iter(shapes_listed), None), None
+        self.unknown, self._as_of = listed[:_MOST_SHAPES], -1
+        self.largest, self.least_peak_bytes = next(iter(listed), None), None
 
     def check(self, step_input: StepInput, table: SizeTable, memory: Memory) -> None:
         """Check that the expected shapes can be trained within the budget.

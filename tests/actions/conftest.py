@@ -12,7 +12,7 @@ def freed(monkeypatch):
 
     def noted(*args):
         dropped = drop(*args)
-        found.append(dropped.n_bytes)
+        found.append(dropped)
         return dropped
 
     monkeypatch.setattr(selective, "drop", noted)

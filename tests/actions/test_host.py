@@ -160,13 +160,7 @@ class Streams:
 
     def host(self):
         """Return a host whose copies use them."""
-        return Host(
-            GIB,
-            CPU,
-            outward=self.outward,
-            inward=self.inward,
-            current=lambda: self.computing,
-        )
+        return Host(GIB, CPU, (self.outward, self.inward, lambda: self.computing))
 
 
 def _bytes(n_bytes):

@@ -2,7 +2,7 @@
 
 import pytest
 
-from mimose.cost.measured import with_step
+from mimose.cost.measured import MeasuredStep, with_step
 from mimose.cost.model import CostModel
 from mimose.cost.problem import (
     Memory,
@@ -73,8 +73,11 @@ def _taught(*steps):
     model = _nothing()
     for n, action in steps:
         calls, sample = _step(n, (action,) * N_CALLS)
-        model = model.grown(1000.0 * n)
-        model = with_step(model, _step_input(n), calls, sample, 0.0, (1,) * N_CALLS)
+        counts, growth = (1,) * N_CALLS, 1000.0 * n
+        step = MeasuredStep(
+            _step_input(n), calls, sample, 0.0, counts, growth_bytes=growth
+        )
+        model = with_step(model, step)
     return model
 
 
@@ -145,7 +148,8 @@ def test_an_action_nothing_tells_of_is_not_chosen():
         for call, told in zip(calls, sample.calls, strict=True):
             call.held_bytes.pop("fold")
             assert told.held_bytes is call.held_bytes
-        model = with_step(model, _step_input(n), calls, sample, 0.0, (1,) * N_CALLS)
+        step = MeasuredStep(_step_input(n), calls, sample, 0.0, (1,) * N_CALLS)
+        model = with_step(model, step)
     assert "" == why_unknown(model, _step_input(28))
     allowed = fill_problem(model, _step_input(28), MEMORY).allowed
     assert [[True, False, True]] * N_CALLS == allowed.tolist()

@@ -3,6 +3,7 @@
 import json
 
 from mimose.cost.learner import Learner
+from mimose.cost.measured import MeasuredStep
 from mimose.cost.model import CostModel
 from mimose.cost.series import kinds_of
 from mimose.planners.actions import EXACT_MENU
@@ -22,10 +23,10 @@ def test_contexts_and_families_are_forgotten_at_last():
     for n in range(3 * MOST_CONTEXTS):
         learner.use("context 0")
         step_input = StepInput(f"context {n}", (n,), False, f"structure {n}")
-        learner.absorb(step_input, (), sample, 0.0, ())
+        learner.absorb(MeasuredStep(step_input, (), sample, 0.0, ()))
     model = learner.model
     assert MOST_CONTEXTS == len(model.patterns)
-    assert 2 * MOST_CONTEXTS == len(model.samples)
+    assert 2 * MOST_CONTEXTS == len(model.series)
     assert "context 0" in model.patterns
     assert "context 1" not in model.patterns
     again = Learner(_nothing())

@@ -9,12 +9,6 @@ from mimose.inputs.placement import only_device
 _CPU = torch.device("cpu")
 
 
-class _Hook:
-    """What accelerate's AlignDevicesHook says of itself."""
-
-    offload = True
-
-
 def test_weights_without_memory_are_refused(toys):
     """A model on meta holds nothing, in part or as a whole."""
     with pytest.raises(mimose.MimoseError, match=r"[\d,]+ bytes on meta"):
@@ -25,20 +19,11 @@ def test_weights_without_memory_are_refused(toys):
         mimose.attach(model, "1GiB")
 
 
-def test_offloaded_weights_are_named(toys):
-    """Where accelerate brings weights in for each call, the message says so."""
-    model = toys.chain(2)
-    model.blocks[1].to("meta")
-    model.blocks[1]._hf_hook = _Hook()
-    with pytest.raises(mimose.MimoseError, match=r"blocks\.1.*device_map"):
-        mimose.attach(model, "1GiB")
-
-
 def test_accelerates_own_offloading_is_refused(toys):
     """The same for a model that accelerate itself has dispatched."""
     accelerate = pytest.importorskip("accelerate")
     model = accelerate.cpu_offload(toys.chain(2), execution_device=_CPU)
-    with pytest.raises(mimose.MimoseError, match="accelerate"):
+    with pytest.raises(mimose.MimoseError, match="device_map"):
         mimose.attach(model, "1GiB")
 
 

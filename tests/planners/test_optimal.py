@@ -35,8 +35,7 @@ def test_the_solver_alone(rng, make):
         for host in (False, True):
             problem = make.random(rng, 5, 4, host=host)
             problem = make.between(problem, share)
-            budgets = problem.budget_bytes, problem.host_budget_bytes
-            choice, proved = optimal.solve(problem, *budgets, 10.0)
+            choice, proved = optimal.solve(problem, 10.0)
             assert proved
             cost = problem.cost[np.arange(5), choice].sum()
             assert make.cheapest(problem) == pytest.approx(cost, rel=1e-6)

@@ -140,12 +140,3 @@ def test_any_estimator_serves():
     assert not Fit(tree, readings, 0.0, is_peak=False).is_trusted(100.0)
     few = {(n,): [5.0 * n] for n in range(4)}
     assert math.isinf(Fit(tree, few, 0.0, is_peak=False).error)
-
-
-@pytest.mark.parametrize(
-    ("X", "y"), [([], []), ([1, 2], [1, 2]), ([[1], [2]], [1]), ([[1]], [math.nan])]
-)
-def test_nonsense_is_refused(X, y):
-    """Nothing, the wrong form, and what is not finite."""
-    with pytest.raises(ValueError):
-        LeastSquares().fit(X, y)

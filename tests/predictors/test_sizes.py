@@ -34,7 +34,7 @@ def test_rule(name):
     own = RULES[name]
     X, unseen = batches(6), batches(50, seed=1)
     fitted = SizeMap().fit(X, own(X))
-    assert fitted.found_
+    assert fitted.rule_ is not None
     assert own(unseen).tolist() == [fitted.predict_one(row) for row in unseen.tolist()]
 
 
@@ -42,6 +42,6 @@ def test_a_sum_is_not_found_by_chance():
     """Three samples fit any sum of two columns; a fourth has to agree."""
     X = np.array([[1, 8], [2, 9], [4, 16], [5, 32]])
     y = np.array([31, 43, 90, 1_000])
-    assert not SizeMap().fit(X[:3], 3 * X[:3, 0] + 2 * X[:3, 1]).found_
-    assert SizeMap().fit(X, 3 * X[:, 0] + 2 * X[:, 1]).found_
-    assert not SizeMap().fit(X, y).found_
+    assert SizeMap().fit(X[:3], 3 * X[:3, 0] + 2 * X[:3, 1]).rule_ is None
+    assert SizeMap().fit(X, 3 * X[:, 0] + 2 * X[:, 1]).rule_ is not None
+    assert SizeMap().fit(X, y).rule_ is None

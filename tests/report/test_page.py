@@ -10,8 +10,7 @@ import pytest
 
 import mimose
 from mimose.records import StepRecord, read_records
-from mimose.report.headline import figures, headline, verdict
-from mimose.report.page import write_page
+from mimose.report.page import figures, headline, verdict, write_page
 
 CHROMIUM = shutil.which("chromium")
 MIB = 2**20
@@ -110,7 +109,7 @@ addEventListener("load", () => {
 });
 </script>
 """
-_ALL = ["growth", "predictions", "layers", "times", "course"]
+_ALL = ["growth", "predictions", "layers", "course"]
 
 
 @pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed")
@@ -201,21 +200,17 @@ def long_run(tmp_path_factory):
     return _page(records, tmp_path_factory.mktemp("long"))
 
 
-def test_no_step_of_a_long_run_is_lost(long_run):
-    """A mark stands for the steps of a place; what stands out has one of its own."""
+def test_what_stands_out_of_a_long_run_is_there(long_run):
+    """Some hundred steps are drawn, and each that stands out has a mark."""
     _, data = long_run
     for figure in ("growth", "predictions", "peaks", "errors"):
         marks = data[figure]
-        told = [line for phase in ("plan", "fallback") for line in _told(marks[phase])]
-        n_steps = [int(re.sub(r"^step .*|\D", "", of[0]) or 1) for of in told]
-        assert 20_000 == sum(n_steps)
-        assert len(told) < 600
+        assert 2 == len(marks["fallback"])
+        assert 300 <= len(marks["plan"]) <= 400
         assert ["step 8,000 (plan)"] == [of[0] for of in _told(marks["over"])]
         assert ["step 10,000 (plan)"] == [of[0] for of in _told(marks["again"])]
         worst = [of[0] for of in _told(marks["worst"])]
         assert {"step 8,000 (plan)", "step 12,000 (plan)"} <= {*worst}
-    highest = max(mark[3] for mark in data["growth"]["plan"])
-    assert pytest.approx(4900 * MIB, rel=1e-4) == highest
 
 
 # ------------------------------------------------------------------ what is said

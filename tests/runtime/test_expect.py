@@ -70,7 +70,7 @@ def test_shapes_that_fit_are_told_and_no_error(toys):
 def test_what_is_no_shape_is_refused(toys):
     """One mapping in place of several, other things, and sizes that are none."""
     session = mimose.attach(toys.chain(2, WIDTH), "1TiB")
-    with pytest.raises(TypeError, match="list of shapes"):
+    with pytest.raises(TypeError, match="map names to sizes"):
         session.expect({"x.0": 3})
     with pytest.raises(TypeError, match="map names to sizes"):
         session.expect([3])

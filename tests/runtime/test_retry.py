@@ -205,3 +205,24 @@ def test_out_of_memory_in_backward(toys, meter, planner, accumulates):
             set(session.records[3].actions),
         )
         assert "the step is run again" == session.records[3].reason
+
+
+def test_a_step_within_a_step_is_undone_too(toys):
+    """The outer one restores running statistics as it found them."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.BatchNorm1d(16), toys.chain(2))
+    seen, x = [], torch.randn(8, 16)
+
+    def fails_once():
+        seen.append(model[0].num_batches_tracked.item())
+        session.step(lambda: model(x).sum().backward())
+        if len(seen) == 1:
+            raise torch.OutOfMemoryError(_OUT_OF_MEMORY[0])
+
+    with mimose.attach(model, "1TiB", layers=toys.Block) as session:
+        for _ in range(3):
+            session.step(lambda: model(x).sum().backward())
+            model.zero_grad()
+        session.step(fails_once)
+    assert [3, 3] == seen
+    assert 4 == model[0].num_batches_tracked

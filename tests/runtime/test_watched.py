@@ -54,8 +54,6 @@ def test_plans_are_there_before_their_batches(toys, is_loader):
         _train(toys, session, model, batches)
     assert N_BATCHES == len(session.records)
     assert [] == _misses(session)
-    assert session.summary().plans_ready > 0
-    assert "made ahead" in session.report()
     if is_loader:
         return
     with toys.counting() as meter, mimose.attach(model, "1TiB", meter=meter) as session:

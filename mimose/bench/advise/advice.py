@@ -18,7 +18,7 @@ import numpy as np
 from mimose.bench.advise.measure import MORE, Measured, Measurements, Step, scatter
 from mimose.bench.advise.methods import METHODS, PLAIN
 from mimose.bench.device import is_cpu
-from mimose.predictors import Best, MethodModel, Series, fit_series
+from mimose.predictors import Series, fit_series
 from mimose.predictors.throughput import MEMORY_TOLERANCE, REACH
 
 LEAST_ROUNDS = 5
@@ -69,11 +69,22 @@ def _held(steps: Sequence[Step]) -> list[float]:
     return [beyond * each.peak_bytes for each in steps]
 
 
+class Best(NamedTuple):
+    """The best throughput in a given memory."""
+
+    batch: float
+    """Samples a step; 0 if none fits."""
+    samples_per_second: float
+
+
 @dataclass(frozen=True, slots=True)
 class Model:
     """A method's largest batch, and its throughput, at a memory."""
 
-    fitted: MethodModel
+    memory: Series
+    """The peak of a step in bytes, by batch."""
+    fit: Series
+    """The seconds of a step, by batch."""
     sizes: tuple[float, ...]
     """Batches that were timed, in order."""
     took: tuple[float, ...]
@@ -87,18 +98,18 @@ class Model:
     @property
     def is_usable(self) -> bool:
         """Whether it can be compared: its bytes follow a line."""
-        return not self.fitted.memory.refused
+        return not self.memory.refused
 
     @property
     def farthest(self) -> float:
         """The largest batch whose seconds can be predicted."""
         if not self.is_fitted:
             return self.sizes[-1]
-        return math.floor(REACH * min(self.fitted.memory.highest, self.sizes[-1]))
+        return math.floor(REACH * min(self.memory.highest, self.sizes[-1]))
 
     def largest_batch(self, memory_bytes: float) -> float:
         """Return the largest batch that fits; 0 if none does."""
-        return largest_batch(self.fitted.memory, memory_bytes, self.parts)
+        return largest_batch(self.memory, memory_bytes, self.parts)
 
     def best(self, memory_bytes: float) -> Best:
         """Return the batch that fits with the most samples a second.
@@ -111,9 +122,8 @@ class Model:
         if largest < 1.0:
             return Best(0.0, 0.0)
         batches = {largest, *(each for each in self.sizes if each <= largest)}
-        if self.is_fitted:
-            turn = self.fitted.best_throughput(memory_bytes).batch
-            turn = turn // self.parts * self.parts
+        if self.is_fitted and self.fit.intercept < 0.0:
+            turn = max(1.0, self.fit.knee, self.fit.lowest) // self.parts * self.parts
             batches |= {turn} if self.parts <= turn <= largest else set()
         found = [Best(each, each / self.seconds(each)) for each in sorted(batches)]
         return max(found, key=lambda each: each.samples_per_second)
@@ -129,13 +139,12 @@ class Model:
 
         They follow the fit, scaled to pass through the readings, or are interpolated.
         """
-        sizes, fit = np.array(self.sizes), self.fitted.seconds
+        sizes, fit = np.array(self.sizes), self.fit
         if not self.is_fitted or (fit.predict(sizes) <= 0.0).any():
             return float(np.interp(batch, sizes, self.took))
         over = np.array(self.took) / fit.predict(sizes)
-        return float(np.interp(math.log(batch), np.log(sizes), over)) * fit.predict(
-            batch
-        )
+        scale = np.interp(math.log(batch), np.log(sizes), over)
+        return float(scale * fit.predict(batch))
 
 
 def largest_batch(memory: Series, memory_bytes: float, parts: int) -> float:
@@ -159,13 +168,12 @@ def model_of(
     if memory is None or len(timed) < _LEAST_POINTS:
         return None
     method = METHODS[measured.method]
-    fixed = None if plain is None else plain.fitted.seconds.intercept
+    fixed = None if plain is None else plain.fit.intercept
     sizes = tuple(float(each.batch) for each in timed)
     took = tuple(median(each.rounds or ()) for each in timed)
     seconds = fit_series(sizes, took, intercept=fixed if fixed and fixed > 0 else None)
-    fitted = MethodModel(measured.method, memory, seconds)
     is_fitted = not (seconds.refused or method.plans)
-    return Model(fitted, sizes, took, method.parts, is_fitted)
+    return Model(memory, seconds, sizes, took, method.parts, is_fitted)
 
 
 # ------------------------------------------------------------------ the answer
@@ -361,7 +369,7 @@ def plain_bytes(measurements: Measurements) -> float:
     memory = memory_of(plain, measurements.budget_bytes)
     if memory is None or memory.refused:
         return math.nan
-    return memory.predict(float(measurements.batch))
+    return float(memory.predict(measurements.batch))
 
 
 def is_close(measurements: Measurements, budget: int) -> bool:

@@ -180,7 +180,10 @@ def as_json(advice: Advice) -> dict[str, Any]:
         "at_sample": advice.at_sample and asdict(advice.at_sample),
         "free": advice.free and asdict(advice.free),
         "methods": [asdict(each) for each in advice.methods],
-        "fits": {name: asdict(m.fitted) for name, m in advice.models.items()},
+        "fits": {
+            name: {"memory": asdict(m.memory), "seconds": asdict(m.fit)}
+            for name, m in advice.models.items()
+        },
         "code": {name: recipe(name, advice.budget_bytes) for name in advice.use},
         "measurements": conditions,
     }

@@ -10,7 +10,7 @@ import dataclasses
 import functools
 import json
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -85,10 +85,6 @@ class Applied:
     budget_bytes: int | None = None
     """Its budget; None if it has none."""
 
-    def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Return an iterator of the same batches, for strategies that look ahead."""
-        return batches
-
     def before_step(self, sizes: Mapping[str, int]) -> None:
         """Prepare for a batch of these sizes."""
 
@@ -125,10 +121,6 @@ class _Planned(Applied):
         self._session = session
         self._menu = menu_of(choose(actions))
         self.budget_bytes = session.budget_bytes
-
-    def watch(self, batches: Iterator[Any]) -> Iterator[Any]:
-        """Let the session read batches ahead, as in a user's loop."""
-        return iter(self._session.watch(batches))
 
     def facts(self) -> Facts:
         """Return what the session has recorded."""

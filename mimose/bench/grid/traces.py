@@ -95,12 +95,6 @@ def from_file(path: Path, names: Sequence[str]) -> list[Sizes]:
     return found
 
 
-def columns_of(path: Path) -> tuple[str, ...]:
-    """Return the names in the first line of a CSV file."""
-    with path.open(newline="", encoding="utf-8") as file:
-        return tuple(csv.DictReader(file).fieldnames or ())
-
-
 def _sizes(
     path: Path, number: int, line: Mapping[str, str], names: Sequence[str]
 ) -> Sizes:

@@ -7,7 +7,6 @@ The task of the `Child` is a `Task`, and its messages are methods of `Worker`
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,8 +91,6 @@ class Worker:
         self._base_bytes = (
             None if budget_bytes is None else budget_bytes - self._headroom
         )
-        self._batches = self._applied.watch(self._made_batches())
-        self._making_seconds = 0.0
         torch.manual_seed(task.seed)
         self.rest()
 
@@ -147,7 +144,7 @@ class Worker:
         Call it for all steps in their order.
         """
         sizes = self._task.sizes[index]
-        batch, looking_seconds = self._next_batch()
+        batch = self._batch(index, sizes)
         start = self._meter.settled_bytes(0)
         if self._base_bytes is None:
             self._base_bytes = start
@@ -172,28 +169,13 @@ class Worker:
             "reserved_bytes": self._reserved(measured.peak_bytes),
             "predicted_growth_bytes": facts.predicted_growth_bytes,
             "seconds": measured.seconds,
-            "plan_seconds": facts.plan_seconds + looking_seconds,
+            "plan_seconds": facts.plan_seconds,
             "cache_hit": facts.cache_hit,
             "recomputed_flops": facts.recomputed_flops,
             "retries": facts.retries,
             "loss": float(loss.detach()),
             "accuracy": self._workload.evaluate(self._model) if is_last else None,
         }
-
-    def _made_batches(self) -> Iterator[dict[str, Any]]:
-        """Yield the batches of all steps, and add up the seconds to make them."""
-        for index, sizes in enumerate(self._task.sizes):
-            began = time.perf_counter()
-            batch = self._batch(index, sizes)
-            self._making_seconds += time.perf_counter() - began
-            yield batch
-
-    def _next_batch(self) -> tuple[dict[str, Any], float]:
-        """Return the next batch, and the seconds of the strategy's look ahead."""
-        began, self._making_seconds = time.perf_counter(), 0.0
-        batch = next(self._batches)
-        seconds = time.perf_counter() - began - self._making_seconds
-        return batch, seconds
 
     def count(self, index: int, phase: str) -> dict[str, Any]:
         """Count the FLOPs of a forward and backward in a phase of the strategy."""

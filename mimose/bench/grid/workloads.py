@@ -31,9 +31,6 @@ from mimose.bench.zoo import builder, called_by_name
 
 _Sizes: TypeAlias = Mapping[str, int]
 _Batch: TypeAlias = dict[str, Any]
-SCALES = ("tiny", "small", "base")
-"""Scales of models: small enough for a CPU; wide enough that matrix products take most
-of the time, as in real ones; as published."""
 _VOCABULARY = {"tiny": 512, "small": 4_096, "base": 30_000}
 _CHOICES = 4
 

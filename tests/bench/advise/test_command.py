@@ -63,8 +63,8 @@ def test_files_are_left_and_answer_again(asked, capsys):
 @pytest.mark.parametrize(
     ("arguments", "why"),
     [
-        ([], "give --model (the model to train) and --budget (its memory)"),
-        (["--model", "x:y"], "give --budget"),
+        ([], "give --model, the model to train, and --budget, its memory"),
+        (["--model", "x:y"], "and --budget"),
         ([*MODEL, "--budget", "1GiB", "--methods", "ful"], "did you mean full"),
         (["--show", "nothing.json"], "cannot read"),
     ],
