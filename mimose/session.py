@@ -36,7 +36,6 @@ from mimose.inputs.layers import LayersSpec
 from mimose.inputs.placement import only_device
 from mimose.inputs.sharding import (
     inside_ddp,
-    own_parameters,
     parallel_shares,
     raise_if_unplannable,
     sharding,
@@ -341,10 +340,11 @@ class Session:
             MimoseError: The session was detached.
             TypeError: `closure` is not callable.
         """
-        model = self._raise_if_detached()
-        is_outdated = self._engine.describer.is_outdated()
-        restore_gradients = saved_gradients(own_parameters(model))
-        attempts = self.attempts()
+        self._raise_if_detached()
+        describer = self._engine.describer
+        is_outdated = describer.is_outdated()
+        parameters = describer.own_parameters(is_outdated=is_outdated)
+        restore_gradients, attempts = saved_gradients(parameters), self.attempts()
         with self._engine.rollback.of_step(is_outdated=is_outdated) as snapshot:
             while True:
                 try:
