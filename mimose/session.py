@@ -18,6 +18,7 @@ from mimose.actions.registry import choose, need_host
 from mimose.arguments import (
     check_agree,
     check_choices,
+    check_integer,
     check_shapes,
     check_switches,
     layers_of,
@@ -543,8 +544,11 @@ class Session:
 
         Args:
             width: Characters in a line; None for the width of the terminal.
+
+        Raises:
+            ValueError: `width` is not an integer of at least 1.
         """
-        width = width or terminal_width()
+        width = terminal_width() if width is None else check_integer("width", width)
         return _report.report(self.summary(), list(self.records), width)
 
     def summary(self) -> Summary:
@@ -664,8 +668,10 @@ class Session:
             MimoseError: As for `forecast`.
             BudgetError: The budget cannot be read.
             TypeError: `shape` is not a mapping.
+            ValueError: `most` is not an integer of at least 0.
         """
         self._raise_if_detached()
+        most = None if most is None else check_integer("most", most, 0)
         return self._forecasts.largest(shape, vary, budget, most, accumulating)
 
     def planning_problem(

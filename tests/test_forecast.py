@@ -75,6 +75,8 @@ def test_the_largest_is_the_last_that_fits(session, share):
     assert not session.forecast({"x.0": most + 1}, budget).fits
     assert most // 2 == session.largest({}, vary="x.0", budget=budget, most=most // 2)
     assert 0 == session.largest({}, vary="x.0", budget=session.budget // 10)
+    with pytest.raises(ValueError, match="'64'"):
+        session.largest({}, vary="x.0", most="64")
 
 
 def test_a_loaded_state_is_asked_before_the_first_step(toys, session, meter):

@@ -42,6 +42,7 @@ import torch
 
 from mimose.budget import format_bytes, parse_budget, rank_share
 from mimose.exceptions import BudgetError, first_line
+from mimose.memory.meters import control_groups
 from mimose.records import HostUse
 from mimose.tensors import bytes_of
 from mimose.torch_private import (
@@ -107,15 +108,10 @@ def parse_host_budget(host_budget: float | str | None, free: int | None) -> int:
 
 def _free_bytes() -> int | None:
     """Return the free bytes of the host or this container; None if not known."""
-    group = Path("/sys/fs/cgroup")
-    found = []
+    found = [max(0, limit - used) for limit, used in control_groups()]
     with contextlib.suppress(OSError, ValueError, IndexError):
         text = Path("/proc/meminfo").read_text(encoding="ascii")
         found.append(int(text.partition("MemAvailable:")[2].split()[0]) * 1024)
-    with contextlib.suppress(OSError, ValueError):  # no such group, or no limit
-        most = int((group / "memory.max").read_text(encoding="ascii"))
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-        found.append(max(0, most - used))
     return min(found, default=None)
 
 

@@ -28,10 +28,6 @@ from mimose.torch_private import device_statistics
 _log = logging.getLogger(__name__)
 
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE") if hasattr(os, "sysconf") else 4096
-_CGROUP_LIMITS = (
-    "/sys/fs/cgroup/memory.max",
-    "/sys/fs/cgroup/memory/memory.limit_in_bytes",
-)
 
 
 class Meter(abc.ABC):
@@ -321,8 +317,8 @@ class ProcessMeter(Meter):
         self._filler.release()
 
     def total_bytes(self) -> int | None:
-        """Return the machine's memory or the control group's limit, if smaller."""
-        return min([_machine_bytes(), *_cgroup_limits()])
+        """Return the machine's memory or a control group's limit, if smaller."""
+        return min([_machine_bytes(), *(limit for limit, _ in control_groups())])
 
 
 def _close(files: list[int]) -> None:
@@ -334,10 +330,28 @@ def _machine_bytes() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
-def _cgroup_limits() -> Iterator[int]:
-    for path in _CGROUP_LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # there is none, or it is "max"
-            yield int(Path(path).read_text(encoding="ascii"))
+def control_groups() -> Iterator[tuple[int, int]]:
+    """Yield limit and use, in bytes, of the process's control group and those above.
+
+    A batch system or systemd sets limits below the root, a container at it.
+    """
+    root, text = Path("/sys/fs/cgroup"), ""
+    with contextlib.suppress(OSError):
+        text = Path("/proc/self/cgroup").read_text(errors="surrogateescape")
+    for line in text.splitlines():
+        _, controllers, name = line.split(":", 2)
+        if not controllers:  # version 2
+            own, files = root / name[1:], ("memory.max", "memory.current")
+        elif "memory" in controllers.split(","):
+            own = root / "memory" / name[1:]
+            files = "memory.limit_in_bytes", "memory.usage_in_bytes"
+        else:
+            continue
+        for group in (own, *own.parents):
+            # A container may not see groups above its own; "max" is no limit.
+            with contextlib.suppress(OSError, ValueError):
+                limit, used = (int((group / file).read_text()) for file in files)
+                yield limit, used
 
 
 class PredictionMeter(Meter):
