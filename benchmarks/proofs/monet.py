@@ -2,11 +2,11 @@
 
 The models are five convolutional nets on which MONeT was measured, and a transformer,
 which it could not run. Gradients exist before each step, so its growth is activations
-and working memory. Each model has two processes. On the simulated device, where bytes
-are exact, a session learns what each layer call holds and costs under each action,
-plans for a half and a third of plain training's growth, and measures each plan's
-growth. On the CPU, with one thread, all plans and plain training take turns, in CPU
-time.
+and working memory. Each model has three processes. On the CPU, with one thread, each
+action of all layers takes turns with plain training, in CPU time: its price. On the
+simulated device, where bytes are exact, a session learns what each layer call holds and
+costs under each action, plans for a half and a third of plain training's growth, and
+measures each plan's growth. Then these plans are timed on the CPU in the same way.
 
     python -m benchmarks.proofs monet --threads 1
     python -m benchmarks.proofs monet --threads 1 --models unet --rounds 5
@@ -23,7 +23,6 @@ from dataclasses import replace
 from statistics import median
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -120,7 +119,12 @@ def _rows(settings: Settings, options: Options, model: str) -> Iterator[Row]:
         task = {"model": model, "seed": settings.seed, "device": device, **more}
         return [*run_child(__name__, task, settings.threads, environment=HEAP_IS_KEPT)]
 
-    plain, *plans = run("sim", steps=options.learn)
+    uniform = {
+        spec.name: spec.code * len(_CASES[model].layers) for spec in FINE_MENU.specs[1:]
+    }
+    timed = run("cpu", plans=[*uniform.values()], rounds=options.rounds)
+    prices = {name: overhead(timed, plan) for name, plan in uniform.items()}
+    plain, *plans = run("sim", steps=options.learn, prices=prices)
     codes = list(dict.fromkeys(each["plan"] for each in plans))
     timed = run("cpu", plans=codes, rounds=options.rounds)
     for each in plans:
@@ -166,8 +170,8 @@ def judge(rows: Sequence[Row]) -> Bar:
 class _Case(NamedTuple):
     build: Callable[[], nn.Module]
     batch_size: int
-    layers: list[str] | None
-    """Names, as `attach` takes them; None for those that it finds."""
+    layers: list[str]
+    """Names, as `attach` takes them."""
 
 
 def _bert() -> nn.Module:
@@ -186,7 +190,7 @@ _CASES: Mapping[str, _Case] = {
     "unet": _Case(lambda: convnets.UNet(32), 4, _UNET),
     "mobilenet": _Case(convnets.mobilenet_v2, 16, ["stem", *_layers(18)]),
     "vgg16": _Case(convnets.vgg16, 4, _layers(5)),
-    "bert": _Case(_bert, 8, None),
+    "bert": _Case(_bert, 8, _layers(12, "bert.encoder.layer")),
 }
 """At sizes that two cores can train."""
 _LENGTH = 128
@@ -234,7 +238,7 @@ def work(task: Task) -> Rows:
     with _attached(trained, task, "auto") as session:
         for _ in range(task["steps"]):
             trained.step(batch)
-        problem = priced(session.planning_problem(), forwards)
+        problem = priced(session.planning_problem(), forwards, task["prices"])
 
     def measured(plan: dict[str, Any]) -> dict[str, Any]:
         with _playing(plan["plan"], task, batch) as (own, session, playback):
@@ -303,18 +307,23 @@ def _forward_seconds(trained: Trained, batch: Batch) -> Mapping[str, float]:
     return {name: median(each) for name, each in times.items() if each}
 
 
-def priced(problem: PlanningProblem, forwards: Mapping[str, float]) -> PlanningProblem:
-    """Return a problem whose costs are seconds, and whose peak is the step's growth.
-
-    A recomputation takes what its forward does; a FLOP of any other action as long.
+def priced(
+    problem: PlanningProblem,
+    forwards: Mapping[str, float],
+    prices: Mapping[str, float],
+) -> PlanningProblem:
+    """Return a problem whose costs are shares of a plain step's time.
 
     Args:
         problem: As learned, with costs in FLOPs.
         forwards: Seconds of each module's forward, by name.
+        prices: What an action of every layer adds to the step, as a share of it.
     """
-    again = np.array([forwards[call.partition("#")[0]] for call in problem.calls])
-    cost = problem.cost * (again.sum() / problem.cost[:, -1].sum())
-    cost[:, -1] = again
+    cost = problem.cost.copy()
+    cost[:, -1] = [forwards[call.partition("#")[0]] for call in problem.calls]
+    for action, price in prices.items():
+        column = cost[:, problem.actions.index(action)]
+        column *= max(price, 0.0) / column.sum()  # noise may be below 0
     return replace(problem, cost=cost)
 
 
