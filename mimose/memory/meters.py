@@ -318,7 +318,7 @@ class ProcessMeter(Meter):
 
     def total_bytes(self) -> int | None:
         """Return the machine's memory or a control group's limit, if smaller."""
-        return min([_machine_bytes(), *(limit for limit, _ in control_groups())])
+        return _host_bytes()
 
 
 def _close(files: list[int]) -> None:
@@ -326,19 +326,21 @@ def _close(files: list[int]) -> None:
         os.close(files.pop())
 
 
-def _machine_bytes() -> int:
-    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+def _host_bytes() -> int:
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    return min([machine, *(limit for limit, _ in control_groups())])
 
 
 def control_groups() -> Iterator[tuple[int, int]]:
     """Yield limit and use, in bytes, of the process's control group and those above.
 
-    A batch system or systemd sets limits below the root, a container at it.
+    A batch system or systemd sets limits below the root, a container at it. The kernel
+    takes cached files away where it needs their memory, so these are not in use.
     """
     root, text = Path("/sys/fs/cgroup"), ""
     with contextlib.suppress(OSError):
-        text = Path("/proc/self/cgroup").read_text(errors="surrogateescape")
-    for line in text.splitlines():
+        text = os.fsdecode(Path("/proc/self/cgroup").read_bytes())
+    for line in text.split("\n")[:-1]:
         _, controllers, name = line.split(":", 2)
         if not controllers:  # version 2
             own, files = root / name[1:], ("memory.max", "memory.current")
@@ -351,7 +353,10 @@ def control_groups() -> Iterator[tuple[int, int]]:
             # A container may not see groups above its own; "max" is no limit.
             with contextlib.suppress(OSError, ValueError):
                 limit, used = (int((group / file).read_text()) for file in files)
-                yield limit, used
+                lines = (group / "memory.stat").read_text().splitlines()
+                sums = dict(line.split() for line in lines)
+                cached = sums.get("total_inactive_file", sums.get("inactive_file", 0))
+                yield limit, used - int(cached)
 
 
 class PredictionMeter(Meter):
@@ -384,10 +389,10 @@ class PredictionMeter(Meter):
         """Do nothing, because there is no peak."""
 
     def total_bytes(self) -> int | None:
-        """Return the machine's memory, or what mps recommends; None: unknown."""
+        """Return the host's memory, or what mps recommends; None: unknown."""
         if self.device.type == "mps":
             return int(torch.mps.recommended_max_memory())
         try:
-            return _machine_bytes()
+            return _host_bytes()
         except (AttributeError, ValueError, OSError):
             return None
