@@ -34,7 +34,7 @@ def scale_of(device: torch.device) -> Scale:
     On a card it is two GiB of activations.
     """
     if device.type == "sim":
-        return Scale(8, 64, (24, 192))
+        return Scale(4, 64, (24, 192))
     return Scale(16, 256, (64, 768))
 
 
