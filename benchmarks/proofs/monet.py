@@ -35,7 +35,6 @@ from mimose.bench.child import run_child
 from mimose.bench.machine import HEAP_IS_KEPT
 from mimose.bench.step_meter import DeviceStepMeter
 from mimose.bench.zoo import ZOO, Batch, moved
-from mimose.cost.model import flops_of_a_byte
 from mimose.memory.marks import StorageTracker
 from mimose.planners import (
     InfeasibleBudgetError,
@@ -45,7 +44,6 @@ from mimose.planners import (
     everywhere,
 )
 from mimose.planners.actions import FINE_MENU
-from mimose.runtime import engine
 from mimose.session import Session, attach
 
 QUESTION = "What does a third of the activation memory cost, beside MONeT's figures?"
@@ -215,8 +213,6 @@ def work(task: Task) -> Rows:
     """Plan and read bytes, or, where plans are given, time them."""
     trained = _made(task)
     batch = moved(_batch(task["model"], task["seed"]), task["device"])
-    # What is planned on the simulated device is timed on the CPU.
-    vars(engine)["flops_of_a_byte"] = lambda _: flops_of_a_byte("cpu")
     if "plans" in task:
         with contextlib.ExitStack() as undo:
             planned = {
