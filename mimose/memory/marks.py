@@ -85,7 +85,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     A storage counts if an operator *made* it: not if the result is a view, a detached
     alias or an in-place result of an argument. It counts until it is freed. Memory that
-    an operator allocates and frees inside itself is not counted.
+    an operator allocates and frees inside itself is not counted, nor is what FSDP2
+    gathers weights in: a thread of the process group frees it at any time.
 
     Attributes:
         live_bytes: Bytes alive now.
@@ -113,7 +114,10 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """Run the operator and count the storages that it made."""
         kwargs = kwargs or {}
         result = func(*args, **kwargs)
-        if isinstance(result, (torch.Tensor, list, tuple)):
+        if func.namespace == "fsdp":
+            for key in storages_in((args, kwargs, result)):
+                self._freed(key)
+        elif isinstance(result, (torch.Tensor, list, tuple)):
             self._count(args, kwargs, result)
             if func is to_copy and _is_weight(args[0]):
                 self._copies.update(storages_in(result))
@@ -144,14 +148,14 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 self._add(key, storage, storage.nbytes())
 
     def _add(self, key: int, storage: torch.UntypedStorage, n_bytes: int) -> None:
-        def freed(_: object) -> None:
-            self._copies.discard(key)
-            if self._made.pop(key, None) is not None:
-                self.live_bytes -= n_bytes
-
-        self._made[key] = (weakref.ref(storage, freed), n_bytes)
+        self._made[key] = weakref.ref(storage, lambda _: self._freed(key)), n_bytes
         self.live_bytes += n_bytes
         self.peak_bytes = max(self.peak_bytes, self.live_bytes)
+
+    def _freed(self, key: int) -> None:
+        self._copies.discard(key)
+        _, n_bytes = self._made.pop(key, (None, 0))
+        self.live_bytes -= n_bytes
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
