@@ -353,8 +353,9 @@ def control_groups() -> Iterator[tuple[int, int]]:
             # A container may not see groups above its own; "max" is no limit.
             with contextlib.suppress(OSError, ValueError):
                 limit, used = (int((group / file).read_text()) for file in files)
-                lines = (group / "memory.stat").read_text().splitlines()
-                sums = dict(line.split() for line in lines)
+                stat = group / "memory.stat"
+                counts = stat.read_text() if stat.exists() else ""
+                sums = dict(count.split() for count in counts.splitlines())
                 cached = sums.get("total_inactive_file", sums.get("inactive_file", 0))
                 yield limit, used - int(cached)
 
