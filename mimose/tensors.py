@@ -95,7 +95,8 @@ def local(tensor: torch.Tensor) -> torch.Tensor:
     """
     if not is_dtensor(tensor):
         return tensor
-    part: torch.Tensor = tensor.detach().to_local()  # type: ignore[attr-defined]
+    sharded: Any = tensor.detach()
+    part: torch.Tensor = sharded.to_local()
     return part
 
 
