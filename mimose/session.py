@@ -81,6 +81,7 @@ def attach(
     record_to: str | PathLike[str] | None = None,
     host_budget: float | str | None = None,
     wall: bool = True,
+    grace: float | str | None = None,
     agree: str | ProcessGroup | None = "auto",
     **others: Any,
 ) -> Session:
@@ -141,6 +142,12 @@ def attach(
             (``set_per_process_memory_fraction``) from a training forward to the end of
             its backward. At the limit it frees its cached blocks; an allocation fails
             only if that is not enough. No effect on a CPU.
+        grace: By how much a backward may pass the budget as a last resort: bytes,
+            ``"256MiB"``, or a share of the memory that this process can have. It is
+            used if a backward has too little room and the forward cannot run again, or
+            if a recomputation runs out of memory. Such a step is recorded as over. None
+            for nothing if there is a budget, and else for the 3% or 512 MiB that stay
+            free.
         agree: Whether the ranks of distributed training agree on each forward's plan,
             by one small exchange. ``"auto"``: they agree if a layer's own forward waits
             for other ranks (batch norm over all ranks, tensor parallelism, FSDP groups
@@ -185,6 +192,7 @@ def attach(
         meter=meter,
         record_to=record_to,
         wall=wall,
+        grace=grace,
         refine=refine,
         agree=agree,
     )

@@ -5,6 +5,8 @@ Hooks on saved tensors replace each by a holder, as in `torch.utils.checkpoint`.
 backward needs the first of them, the forward runs again up to the last needed tensor,
 and each holder that still lives gets its tensor. Another backward runs it once more.
 
+A recomputation that runs out of memory drops what it has rebuilt, and runs once more.
+
 Note: [Whose containers]
 The call gets the caller's own lists and dicts, so the caller sees what a layer adds.
 Each recomputation gets new copies of them as they were before. A first call that
@@ -340,14 +342,30 @@ class Region:
         if self.inputs.are_edited:
             self.layer.fail(_INPUT_EDITED)
         only = wanted if task == NO_GRAPH_TASK else None
+        try:
+            is_same = self._recompute_as_found(task, only)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            is_same = None
+        if is_same is None:  # behind the except: its traceback holds tensors
+            for reference in self._holders:
+                holder = reference()
+                if holder is not None:
+                    holder.pop(task, None)
+            self.layer.findings.on_out_of_memory()
+            is_same = self._recompute_as_found(task, only)
+        if not is_same or task not in wanted:
+            self.layer.fail(_OTHER_TENSORS)
+
+    def _recompute_as_found(self, task: int, only: _Holder | None) -> bool:
+        """Recompute in the state that the call found; return as `_recompute`."""
         with (
             _GENERATORS,
             self.layer.as_found(self.found, has_run=self.has_run),
             self._context.as_then(),
         ):
-            is_same = self._recompute(task, only)
-        if not is_same or task not in wanted:
-            self.layer.fail(_OTHER_TENSORS)
+            return self._recompute(task, only)
 
     def _recompute(self, task: int, only: _Holder | None) -> bool:
         """Recompute; return whether the saved tensors are of the same kinds."""

@@ -40,6 +40,7 @@ class Findings:
         read: What recomputed calls of this step were given.
         impure: Layers that cannot run again, found in this step.
         on_compiled: Called when a layer turns out to run compiled code.
+        on_out_of_memory: Called when a recomputation has run out of memory.
         deferred: Flags not read yet, and the functions that take their values.
     """
 
@@ -53,6 +54,7 @@ class Findings:
         self.read: list[tuple[Layer, Given]] = []
         self.impure: dict[Layer, str] = {}
         self.on_compiled: Callable[[], object] = lambda: None
+        self.on_out_of_memory: Callable[[], object] = lambda: None
         self.deferred: list[_Deferred] = []
 
     def keep(self, layer: Layer, why: str) -> None:

@@ -36,6 +36,7 @@ from mimose.exactness.side_effects import tensor_slots
 from mimose.inputs.describe import autocast_keeps_copies
 from mimose.inputs.patch import hidden
 from mimose.memory.meters import Meter
+from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners import Menu
 from mimose.planners.actions import KEEP, RECOMPUTE
 from mimose.tensors import storages_in, tensors_in
@@ -420,11 +421,16 @@ class Trace:
         def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
             is_own = self._is_in_call and index == len(self.calls) - 1
             if self._is_forward and not is_own:
-                self._spoil()
+                self._spoil(INNER_GRADIENT)
             if self.is_closed:
                 return forward()
             self.mark("recompute", index)
-            output, reading = gauge(forward, given)
+            try:
+                output, reading = gauge(forward, given)
+            except RuntimeError as error:
+                if is_out_of_memory(error):  # it runs again
+                    self._spoil("a recomputation ran out of memory")
+                raise
             call = self.calls[index]
             call.count(reading.held_bytes, reading.flops, reading.early_flops)
             call.copied_bytes = reading.copied_bytes
@@ -436,9 +442,9 @@ class Trace:
 
         return run
 
-    def _spoil(self) -> None:
-        """Stop reading, because a gradient arrived during the model's forward."""
-        self.spoilt = INNER_GRADIENT
+    def _spoil(self, reason: str) -> None:
+        """Stop reading, and say why nothing can be learned from what was read."""
+        self.spoilt = reason
         self.is_closed = True
 
     def _on_gradient(self, index: int) -> Callable[[torch.Tensor], None]:
@@ -447,7 +453,7 @@ class Trace:
             if self._is_in_call:
                 return
             if self._is_forward:
-                self._spoil()
+                self._spoil(INNER_GRADIENT)
             elif not self.calls[index].has_gradient:
                 self.calls[index].has_gradient = True
                 self.mark("gradient", index)

@@ -149,7 +149,11 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
         shape = tuple(summary.largest_to_come.items())
         yield "expected", f"{shape_text(shape)} is the largest shape; {needs}"
     if summary.retries:
-        yield "run again", f"{summary.retries} forwards, after running out of memory"
+        yield (
+            "run again",
+            f"{summary.retries} forwards, because memory ran out, or too little was "
+            f"left for the backward",
+        )
 
 
 def _pace(fixed_seconds: float, row_seconds: Mapping[str, float]) -> str:

@@ -12,7 +12,7 @@ import torch
 from torch import distributed, nn
 
 from mimose.cost.problem import Memory
-from mimose.distributed import Ranks, is_final
+from mimose.distributed import Ranks, is_final, why_waits
 from mimose.exactness.side_effects import Given
 from mimose.exceptions import MimoseError
 from mimose.inputs.describe import SizeTable
@@ -21,7 +21,7 @@ from mimose.inputs.sharding import after_hooks, is_sharded
 from mimose.memory.out_of_memory import asked_bytes
 from mimose.policy import SEVERAL_BACKWARDS, Decision
 from mimose.runtime.loss_choice import large_logits, n_labels_of
-from mimose.runtime.retry import may_run_again, release_memory
+from mimose.runtime.retry import NoRoomError, may_run_again, release_memory
 from mimose.runtime.step import Step, Window, is_in_backward
 from mimose.torch_private import (
     drop_saved_hooks,
@@ -130,7 +130,7 @@ class Driver:
         ranks = self._engine.ranks
         with nullcontext() if ranks is None else ranks.sharing_errors():
             step = self._begin(args, kwargs)
-        output, error = self._attempt(step, forward, args, kwargs)
+        output, error = self._attempt(step, given, forward, args, kwargs)
         while error is not None and may_run_again(self._engine, step, error, given):
             error = None  # its traceback pins the tensors of the failed forward
             release_memory(self._engine.device)
@@ -144,7 +144,7 @@ class Driver:
             self._set_losses(large_logits(losses, n_labels_of(kwargs), 0) > 0)
             self._raise_wall(step)
             step.start(self._meter)
-            output, error = self._attempt(step, forward, args, kwargs)
+            output, error = self._attempt(step, given, forward, args, kwargs)
         if error is not None:
             error = self._refused(step, error)
             self._steps.abort(step, error)
@@ -158,6 +158,7 @@ class Driver:
     def _attempt(
         self,
         step: Step,
+        given: Given,
         forward: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
@@ -171,6 +172,7 @@ class Driver:
                 self._engine.rollback.learn()
             if self._engine.findings.read:
                 self._calls.raise_if_unrepeatable()
+            self._check_room(step, given)
             return output, None
         except BaseException as error:  # every one is raised again, or retried
             drop_saved_hooks(outer)
@@ -179,6 +181,21 @@ class Driver:
         finally:
             self._calls.end()
             self.is_running = False
+
+    def _check_room(self, step: Step, given: Given) -> None:
+        """Check that the backward has room: Note: [Room for the backward].
+
+        Raises:
+            NoRoomError: It may not have, and the forward can run again.
+        """
+        self._memory_limit.forward_ended()
+        need = step.backward_bytes
+        if not step.has_wall or need is None or self._memory_limit.has_room(need):
+            return
+        waits = why_waits(self.model, self._engine.layers, with_backward=False)
+        if not (waits or given.are_edited()):
+            raise NoRoomError
+        self._engine.use_grace()
 
     def _raise_wall(self, step: Step) -> None:
         """Make the allocator keep the budget, except for a baseline.
@@ -374,7 +391,6 @@ class Driver:
             trace.mark("root_exit")
             if is_sharded(self.model):
                 after_hooks(self.model, trace.leave_hooks)
-        self._memory_limit.forward_ended()
         if self._engine.ahead.batch:
             self._engine.ahead.ran(step.step_input)
         counts = tuple(map(_N_CALLS, self._calls.layers))

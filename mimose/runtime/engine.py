@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -16,7 +17,14 @@ from torch import distributed, nn
 from mimose.actions.base import Action
 from mimose.actions.host import Host
 from mimose.actions.registry import choose, menu_of
-from mimose.budget import Budget, all_there_is, parse_budget, rank_share
+from mimose.budget import (
+    Budget,
+    all_there_is,
+    format_bytes,
+    left_free,
+    parse_budget,
+    rank_share,
+)
 from mimose.cost.learner import Learner
 from mimose.cost.model import CostModel, flops_of_a_byte
 from mimose.cost.problem import Memory
@@ -61,6 +69,9 @@ _OF_THE_MODEL = (
 """The parts that hold the model, or layers of it."""
 
 
+_log = logging.getLogger(__name__)
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Options:
     """The settings of a session; see `mimose.attach`."""
@@ -76,6 +87,8 @@ class Options:
     meter: Meter | str | None = None
     record_to: str | PathLike[str] | None = None
     wall: bool = True
+    grace: float | str | None = None
+    """By how much a backward may pass the budget; see `mimose.attach`."""
     refine: bool = True
     """Whether there is a worker thread, which also improves plans."""
     host: Host | None = None
@@ -143,6 +156,9 @@ class Engine:
             known = frozenset[int]() if ranks is None else ranks.waiting
             self.later_waits = later_waits(model, names, modules, known)
         self.meter = meter = make_meter(options.meter, self.device)
+        self.grace_bytes = 0
+        """By how much a backward may pass the budget, as a last resort."""
+        self._has_used_grace = False
         budget_bytes = self.read_budget(options.budget)
         self.next_budget: int | Callable[[], Budget] | None
         self.next_budget = options.budget if callable(options.budget) else None
@@ -247,8 +263,12 @@ class Engine:
         total = meter.total_bytes()
         if is_cpu:
             total = rank_share(total)
+        grace = self.options.grace
+        self.grace_bytes = parse_budget(grace, total) if grace else 0
         if budget is not None:
             return parse_budget(budget, total, meter.held_bytes)
+        if grace is None and total is not None:
+            self.grace_bytes = left_free(total)
         has_ranks = distributed.is_available() and distributed.is_initialized()
         return all_there_is(
             str(self.device), total, is_shared=is_cpu, has_ranks=has_ranks
@@ -279,6 +299,7 @@ class Engine:
         self._undo += (self.memory_limit.drop_wall, self.optimizers.remove)
         self.optimizers.start()
         self.findings.on_compiled = self._use_one_graph
+        self.findings.on_out_of_memory = self.use_grace
         if any(layer.is_compiled for layer in self.layers):
             self._use_one_graph()
         self._finalizer = weakref.finalize(model, _run_all, self._undo)
@@ -324,6 +345,18 @@ class Engine:
                 vars(self).pop(name, None)
 
     # ------------------------------------------------------------------ reporting
+
+    def use_grace(self) -> None:
+        """Let the rest of the step that runs pass the budget by the grace."""
+        grace = self.grace_bytes
+        if self.memory_limit.allow_grace(grace) and not self._has_used_grace:
+            self._has_used_grace = True
+            _log.warning(
+                "mimose: a backward has too little room, and its forward cannot run "
+                "again, so it may pass the budget by the grace of %s. The records of "
+                "such steps say by how much they were over",
+                format_bytes(grace),
+            )
 
     def memory_now(self) -> Memory:
         """Return the memory as if a step began now."""

@@ -37,6 +37,10 @@ _log = logging.getLogger(__name__)
 _Result = TypeVar("_Result")
 
 
+class NoRoomError(RuntimeError):
+    """A forward has left too little room for its backward, and runs again."""
+
+
 def may_run_again(
     engine: Engine, step: Step, error: BaseException, given: Given
 ) -> bool:
@@ -54,6 +58,9 @@ def may_run_again(
         Whether to run the forward again. Hold no reference to the error, because its
         traceback keeps the tensors of the failed forward.
     """
+    if isinstance(error, NoRoomError):
+        step.run_again("run again, to leave room for the backward")
+        return True
     runs_out = is_out_of_memory(error)
     if runs_out:
         engine.memory_limit.ran_out(asked_bytes(error))

@@ -71,7 +71,7 @@ def _learn(
     """
     growth, is_over = record.observed_growth_bytes, record.is_over
     headroom = window.memory.budget_bytes - record.start_bytes
-    if window.trace is not None:
+    if window.trace is not None and not window.trace.spoilt:
         _teach(engine, window, window.trace, step_input, record)
     if growth is not None:
         engine.memory_limit.observe()
@@ -374,6 +374,17 @@ class Step:
         """Withdraw the prediction, for a reason."""
         self.growth_bytes, self.reason = None, reason
         self.decision = replace(self.decision, growth_bytes=None)
+
+    @property
+    def backward_bytes(self) -> float | None:
+        """The predicted growth of its window's backward above the window's start.
+
+        None if it has no plan, or if more forwards follow.
+        """
+        chosen = self.decision.chosen
+        if chosen is None or self.part < len(chosen.between):
+            return None
+        return chosen.growth.after_release_bytes - self.window.memory.released_bytes
 
     def keep_calls(self) -> None:
         """Record what was measured of its layer calls, as its forward ends."""
