@@ -87,7 +87,7 @@ def all_there_is(
             f"'+2GiB' for 2 GiB more than is held now"
         )
         raise BudgetError(msg)
-    left = float(left_free(device_bytes))
+    left = left_free(device_bytes)
     if has_ranks:
         left += _LEFT_TO_RANKS_BYTES
     if left >= device_bytes:
@@ -100,13 +100,13 @@ def all_there_is(
     return int(device_bytes - left)
 
 
-def left_free(device_bytes: int) -> int:
+def left_free(device_bytes: int) -> float:
     """Return what stays free on a device for libraries, in bytes.
 
     Args:
         device_bytes: Its free memory and what the process has reserved.
     """
-    return int(max(_LEFT_BYTES, _LEFT_SHARE * device_bytes))
+    return max(_LEFT_BYTES, _LEFT_SHARE * device_bytes)
 
 
 def rank_share(n_bytes: int | None) -> int | None:

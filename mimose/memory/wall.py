@@ -261,13 +261,14 @@ class MemoryLimit:
     def forward_ended(self) -> None:
         """Record that a step's forward has ended."""
 
-    def has_room(self, growth_bytes: float) -> bool:
+    def has_room(self, growth_bytes: float, block_bytes: int) -> bool:
         """Return whether the backward has room: Note: [Room for the backward].
 
         Args:
             growth_bytes: By how much it may grow above the step's start.
+            block_bytes: A single block that it needs besides; 0 for none.
         """
-        del growth_bytes
+        del growth_bytes, block_bytes
         return True
 
     def allow_grace(self, grace_bytes: int) -> bool:
@@ -379,8 +380,7 @@ class ReservedMemoryLimit(MemoryLimit):
     def memory(self, start_bytes: float, host_budget_bytes: float) -> Memory:
         """Return the requested bytes that keep the reserved ones within the limit."""
         room, ratio = self._room_bytes, self._allowance.value
-        segment = min(_SEGMENT_BYTES, room / 4.0)  # less for a tiny budget
-        more = start_bytes - self._start.requested_bytes + segment
+        more = start_bytes - self._start.requested_bytes + self._segment_bytes
         most = start_bytes + max(0.0, room - more) / ratio
         return Memory(most, float(start_bytes), 0.0, host_budget_bytes, ratio)
 
@@ -388,6 +388,10 @@ class ReservedMemoryLimit(MemoryLimit):
     def _room_bytes(self) -> float:
         most = min(self.budget_bytes, self._limit.bytes)
         return max(0.0, most - self._start.allocated_bytes)
+
+    @property
+    def _segment_bytes(self) -> float:
+        return min(_SEGMENT_BYTES, self._room_bytes / 4.0)  # less for a tiny budget
 
     @property
     def _wall_bytes(self) -> int:
@@ -422,15 +426,27 @@ class ReservedMemoryLimit(MemoryLimit):
         requested = usage.requested_bytes - start.requested_bytes
         self._allowance.observe(requested, taken, self._room_bytes)
 
-    def has_room(self, growth_bytes: float) -> bool:
+    def has_room(self, growth_bytes: float, block_bytes: int) -> bool:
         """Return whether the backward has room: Note: [Room for the backward]."""
         usage, most = self._usage, min(self._wall_bytes, self._limit.bytes)
         held = usage.requested_bytes - self._start.requested_bytes
-        needed = max(0.0, growth_bytes - held)
-        if most - usage.allocated_bytes - usage.gap_bytes >= _AMPLE * needed:
-            return True
-        torch.accelerator.empty_cache()
-        return most - self._read().reserved_bytes >= _ENOUGH * needed
+        needed = max(0.0, growth_bytes - held) + self._segment_bytes / 4.0
+        free = most - usage.allocated_bytes - usage.gap_bytes
+        if free < _AMPLE * needed:
+            torch.accelerator.empty_cache()
+            free = most - self._read().reserved_bytes
+        is_enough = free >= _ENOUGH * needed
+        return is_enough and (free >= block_bytes or self._has_block(block_bytes))
+
+    def _has_block(self, n_bytes: int) -> bool:
+        """Try whether a block can be had, also from a gap."""
+        try:
+            torch.empty(n_bytes, dtype=torch.int8, device=self._allocator.device)
+        except torch.OutOfMemoryError:
+            return False
+        finally:
+            self._noted_ooms = self._read().n_ooms
+        return True
 
     def allow_grace(self, grace_bytes: int) -> bool:
         """Let the rest of this step pass the budget, as a last resort."""

@@ -23,6 +23,7 @@ from mimose.policy import SEVERAL_BACKWARDS, Decision
 from mimose.runtime.loss_choice import large_logits, n_labels_of
 from mimose.runtime.retry import NoRoomError, may_run_again, release_memory
 from mimose.runtime.step import Step, Window, is_in_backward
+from mimose.tensors import tensors_in
 from mimose.torch_private import (
     drop_saved_hooks,
     eval_frame_callback,
@@ -172,7 +173,7 @@ class Driver:
                 self._engine.rollback.learn()
             if self._engine.findings.read:
                 self._calls.raise_if_unrepeatable()
-            self._check_room(step, given)
+            self._check_room(step, output, given)
             return output, None
         except BaseException as error:  # every one is raised again, or retried
             drop_saved_hooks(outer)
@@ -182,15 +183,22 @@ class Driver:
             self._calls.end()
             self.is_running = False
 
-    def _check_room(self, step: Step, given: Given) -> None:
+    def _check_room(self, step: Step, output: Any, given: Given) -> None:
         """Check that the backward has room: Note: [Room for the backward].
 
         Raises:
             NoRoomError: It may not have, and the forward can run again.
         """
         self._memory_limit.forward_ended()
-        need = step.backward_bytes
-        if not step.has_wall or need is None or self._memory_limit.has_room(need):
+        growth = step.backward_bytes
+        if not step.has_wall or growth is None:
+            return
+        block = 0
+        if not any(loss.is_on for loss in self._engine.losses):
+            # A gradient in float32 does not fit where an output in half precision was.
+            halves = (t.numel() for t in tensors_in(output) if t.itemsize == 2)
+            block = 4 * max(halves, default=0)
+        if self._memory_limit.has_room(growth, block):
             return
         waits = why_waits(self.model, self._engine.layers, with_backward=False)
         if not (waits or given.are_edited()):

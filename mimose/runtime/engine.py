@@ -268,7 +268,7 @@ class Engine:
         if budget is not None:
             return parse_budget(budget, total, meter.held_bytes)
         if grace is None and total is not None:
-            self.grace_bytes = left_free(total)
+            self.grace_bytes = int(left_free(total))
         has_ranks = distributed.is_available() and distributed.is_initialized()
         return all_there_is(
             str(self.device), total, is_shared=is_cpu, has_ranks=has_ranks

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_NO_ROOM = "run again, to leave room for the backward"
+
 _Result = TypeVar("_Result")
 
 
@@ -58,12 +60,13 @@ def may_run_again(
         Whether to run the forward again. Hold no reference to the error, because its
         traceback keeps the tensors of the failed forward.
     """
-    if isinstance(error, NoRoomError):
-        step.run_again("run again, to leave room for the backward")
+    if isinstance(error, NoRoomError):  # in a clean pool the same plan may fit
+        step.run_again(_NO_ROOM, changes_plan=step.retries > 0)
         return True
-    runs_out = is_out_of_memory(error)
+    runs_out, is_at_wall = is_out_of_memory(error), False
     if runs_out:
         engine.memory_limit.ran_out(asked_bytes(error))
+        is_at_wall = engine.memory_limit.beyond_wall(asked_bytes(error)) > 0
     elif isinstance(error, NotRecomputableError):
         for index in error.layers:
             engine.layers[index].keep(error.why)
@@ -76,18 +79,25 @@ def may_run_again(
     why = why_waits(engine.driver.model, engine.layers, with_backward=False)
     if _others_wait(engine, error, f"the forward of step {step.number}", why):
         return False
-    if (runs_out and step.retries) or given.are_edited():
+    if (runs_out and step.is_safest) or given.are_edited():
         return False
+    # At the wall gaps may be the cause, which are gone once cached blocks are freed.
+    changes_plan = step.retries > 0 or not is_at_wall
     _log.warning(
         "mimose: the forward of step %d failed (%s, phase %s, shape %s) and runs again "
-        "with everything recomputed",
+        "%s",
         step.number,
         type(error).__name__,
         step.phase,
         dict(step.shape),
+        "with everything recomputed"
+        if changes_plan
+        else "with all cached blocks freed",
     )
     engine.learner.distrust_plans()
-    step.run_again(f"run again after {type(error).__name__} in forward")
+    step.run_again(
+        f"run again after {type(error).__name__} in forward", changes_plan=changes_plan
+    )
     return True
 
 

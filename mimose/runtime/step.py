@@ -318,9 +318,22 @@ class Step:
         if self.part:  # like the first forward of the window
             self.is_measured = self.window.trace is not None
 
-    def run_again(self, reason: str) -> None:
-        """Use the safest plan from now on, because this step or the last has failed."""
+    @property
+    def is_safest(self) -> bool:
+        """Whether it runs again, with everything recomputed."""
+        return self.retries > 0 and self.decision.chosen is None
+
+    def run_again(self, reason: str, *, changes_plan: bool = True) -> None:
+        """Record that the forward runs again, or that the last step has failed.
+
+        Args:
+            reason: Why.
+            changes_plan: Whether to use the safest plan from now on.
+        """
         self.retries += 1
+        if not changes_plan:
+            self.reason = self.reason or reason
+            return
         self.window.give_up(reason)
         self._action_at = None
         self._unplanned.clear()
