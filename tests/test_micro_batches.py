@@ -223,6 +223,12 @@ def _refused(batch=None, model=None, **options):
             model(part["x"]).sum().backward()
 
 
+def _ragged(n, columns):
+    """Make labels of 1; row i ignores those after column i."""
+    after = torch.arange(columns) > torch.arange(n)[:, None]
+    return torch.ones(n, columns, dtype=torch.long).masked_fill(after, -100)
+
+
 def _norm():
     return nn.Sequential(_Layer(4, 4), nn.BatchNorm1d(4), _Layer(4, 4))
 
@@ -245,13 +251,24 @@ def _norm():
         ),
         (ValueError, "'rows', 'tokens'", {"loss": "mean"}),
         (ValueError, "this batch has none", {"loss": "tokens"}),
+        (ValueError, "counted 1 of .* and 6 in all", {"loss": lambda part: 1.0}),
+        (ValueError, "counted 1 of", {"loss": lambda part: len(part["x"]) == 6}),
+        (ValueError, "at least -1", {"loss": lambda part: part["x"].sum() / -4}),
         (
             ValueError,
-            "all labels .* are -100",
-            {"loss": "tokens", "batch": {"labels": torch.full((6, 4), -100)}},
+            "3 dimensions .* ignore_index",
+            {"loss": "tokens", "batch": {"labels": torch.ones(6, 4, 2)}},
         ),
-        (ValueError, "counted 1 of .* and 3 in all", {"loss": lambda part: 1.0}),
-        (ValueError, "counted 0 of", {"loss": lambda part: len(part["x"]) == 6}),
+        (
+            ValueError,
+            "no tensor .* shift=",
+            {"loss": "tokens", "batch": {"labels": _ragged(7, 4)[1:]}},
+        ),
+        (
+            ValueError,
+            "no label but the first.*Give shift",
+            {"loss": "tokens", "batch": {"labels": _ragged(6, 4)}},
+        ),
     ],
 )
 def test_what_cannot_be_split_is_told(error, says, arguments):
