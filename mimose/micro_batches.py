@@ -603,8 +603,9 @@ class Splitter:
                 raise ValueError(msg)
             counts = every, later = _label_counts(labels, ignored)
             shift = self._is_shifted if shift is None else shift
-            if shift is None and labels.dim() == 2:
-                looks = bool((every * later.sum() != later * every.sum()).any())
+            if shift is None and labels.dim() == 2 and labels.shape[1] > 1:
+                is_alike = every * later.sum() == later * every.sum()
+                looks = bool((~is_alike | ((every > 0) & (later == 0))).any())
             if not looks:
                 counts = counts[[int(shift or False)]]
         elif loss != "rows":

@@ -11,7 +11,12 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 
-import mimose
+pytest.importorskip("hypothesis")
+
+from hypothesis import given, settings  # noqa: E402 (behind importorskip)
+from hypothesis import strategies as st  # noqa: E402
+
+import mimose  # noqa: E402
 
 WORDS = 64
 LAYERS = {
@@ -227,6 +232,94 @@ def _ragged(n, columns):
     """Make labels of 1; row i ignores those after column i."""
     after = torch.arange(columns) > torch.arange(n)[:, None]
     return torch.ones(n, columns, dtype=torch.long).masked_fill(after, -100)
+
+
+class _Scored(nn.Module):
+    """Scores each column, and takes the mean over what counts."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.embed = nn.Embedding(WORDS, 8)
+        self.layers = nn.ModuleList(_Layer(8, 8) for _ in range(2))
+
+    def forward(self, ids, labels):
+        logits = self.embed(ids)
+        for layer in self.layers:
+            logits = layer(logits)
+        own, scores = labels, logits
+        if self.kind == "shifted":
+            own, scores = labels[:, 1:], logits[:, :-1]
+        losses = F.cross_entropy(scores.transpose(1, 2), own, reduction="none")
+        counted = own != -100
+        if self.kind == "by row":  # a mean over the rows, of each row's sum
+            counted = torch.ones(len(own))
+        return {"logits": logits, "loss": losses.sum() / counted.sum()}
+
+
+LOSSES = {
+    "by row": "rows",
+    "shifted": "tokens",
+    "not shifted": "tokens",
+    "counted": lambda part: (part["labels"] != -100).sum(),
+}
+
+
+@st.composite
+def _batches(draw):
+    """Draw a kind of loss, and two batches: padded rows, of whose labels some count."""
+    batches = []
+    for seed in draw(st.tuples(*[st.integers(0, 99)] * 2)):
+        numbers = np.random.default_rng(seed)
+        lengths = draw(st.lists(st.integers(1, 12), min_size=1, max_size=9))
+        shape = len(lengths), max(2, *lengths) + draw(st.integers(0, 2))
+        is_padding = np.arange(shape[1]) >= np.array(lengths)[:, None]
+        ids, labels = numbers.integers(3, WORDS, shape), numbers.integers(0, 8, shape)
+        share = draw(st.sampled_from([0.0, 0.1, 0.6, 1.0]))
+        ignored = is_padding | (numbers.random(shape) >= share)
+        ids, labels = np.where(is_padding, 0, ids), np.where(ignored, -100, labels)
+        mask = torch.from_numpy(~is_padding)
+        batches.append((torch.from_numpy(ids), torch.from_numpy(labels), mask))
+    return draw(st.sampled_from(sorted(LOSSES))), batches
+
+
+@given(drawn=_batches())
+@settings(deadline=None, max_examples=60)
+def test_any_batch_is_split_right_or_refused_before_it_is_trained(toys, drawn):
+    """Each row that counts comes once, and the gradients are those of the whole."""
+    kind, batches = drawn
+    torch.manual_seed(0)
+    model = _Scored(kind).double()
+    with mimose.attach(
+        model, "1TiB", layers=_Layer, meter=toys.BlindMeter()
+    ) as session:
+        for ids, labels, mask in batches:
+            whole = copy.deepcopy(model)
+            whole(ids, labels)["loss"].backward()
+            batch = {"ids": ids, "labels": labels, "attention_mask": mask}
+            batch["row"] = torch.arange(len(ids))
+            seen, total = [], 0.0
+            parts = session.micro_batches(batch, loss=LOSSES[kind])
+            model.zero_grad()
+            try:
+                for part, weight in parts:
+                    (weight * model(part["ids"], part["labels"])["loss"]).backward()
+                    seen += part["row"].tolist()
+                    total += weight
+            except ValueError as error:
+                assert "shift=" in str(error)
+                assert all(p.grad is None for p in model.parameters())
+                return
+            counted = labels[:, int(kind == "shifted") :] != -100
+            rows = counted.any(1) | (kind == "by row")
+            assert sorted(seen) == rows.nonzero().flatten().tolist()
+            if not seen:
+                return
+            if kind != "shifted":
+                assert total == pytest.approx(1.0)
+            for own, other in zip(model.parameters(), whole.parameters(), strict=True):
+                most = other.grad.abs().max() + 1e-12
+                assert (own.grad - other.grad).abs().max() <= 1e-9 * most
 
 
 def _norm():

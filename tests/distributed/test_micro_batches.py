@@ -8,14 +8,32 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.timeout(300)  # all of a launch is its first test's
-_KINDS = ("ddp", "fsdp")
+_KINDS = ("ddp", "fsdp", "ddp, counted", "fsdp, counted")
 
 
 @pytest.fixture(scope="session")
 def trained(launch: Callable[..., Any]) -> Any:
     """Both kinds, on two ranks whose batches differ in rows and lengths."""
-    cases = {kind: {"kind": kind} for kind in _KINDS}
+    cases = {
+        case: {"kind": case.partition(",")[0], "share": 0.3 if "," in case else 1.0}
+        for case in _KINDS
+    }
     return launch("micro_batches:compare", cases, limit_seconds=240.0)
+
+
+@pytest.fixture(scope="session")
+def refused(launch: Callable[..., Any]) -> Any:
+    """Batches of which nothing counts on one rank."""
+    cases = {kind: {"kind": kind} for kind in ("fsdp", "ddp")}
+    return launch("micro_batches:refuse", cases, limit_seconds=240.0)
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_where_nothing_counts_on_one_rank_all_raise(refused: Any, kind: str) -> None:
+    """Before the first part; the others would wait for its gradients."""
+    first, second = refused[kind]
+    assert first.startswith("ValueError: nothing counts in the 14 rows")
+    assert second.startswith("OtherRankError: rank 0")
 
 
 @pytest.mark.parametrize("kind", _KINDS)
