@@ -13,10 +13,10 @@ from torch import nn
 
 pytest.importorskip("hypothesis")
 
-from hypothesis import given, settings  # noqa: E402 (behind importorskip)
-from hypothesis import strategies as st  # noqa: E402
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-import mimose  # noqa: E402
+import mimose
 
 WORDS = 64
 LAYERS = {
@@ -232,6 +232,89 @@ def _ragged(n, columns):
     """Make labels of 1; row i ignores those after column i."""
     after = torch.arange(columns) > torch.arange(n)[:, None]
     return torch.ones(n, columns, dtype=torch.long).masked_fill(after, -100)
+
+
+def _decoder(kind):
+    """Make a decoder of transformers, alone, and a batch of ragged rows."""
+    torch.manual_seed(0)
+    ids, mask, _ = _padded(6)
+    batch = {"input_ids": ids, "attention_mask": mask}
+    batch["labels"] = ids.masked_fill(mask == 0, -100)
+    if kind == "llama":
+        config = transformers.LlamaConfig(**LAYERS, use_cache=False)
+        return transformers.LlamaForCausalLM(config).train(), batch
+    sizes = {"vocab_size": WORDS, "d_model": 32, "decoder_layers": 2}
+    sizes |= {"decoder_ffn_dim": 64, "decoder_attention_heads": 2, "dropout": 0.0}
+    config = transformers.BartConfig(
+        **sizes, is_decoder=True, is_encoder_decoder=False, use_cache=False
+    )
+    return transformers.BartForCausalLM(config).train(), batch
+
+
+def _off(model, batch, trained=None, **options):
+    """Return by how much the parts' gradients differ from the whole's, at most."""
+    whole = copy.deepcopy(model)
+    whole(**batch).loss.backward()
+    for part, weight in options.pop("session").micro_batches(batch, **options):
+        loss = (trained or model)(**part)
+        (weight * (loss if trained else loss.loss)).backward()
+    wanted = [p.grad for p in whole.parameters() if p.grad is not None]
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    pairs = zip(found, wanted, strict=True)
+    errors = [float((own - other).abs().max()) for own, other in pairs]
+    return max(errors) / max(float(grad.abs().max()) for grad in wanted)
+
+
+@pytest.mark.parametrize("kind", ["bart", "llama"])
+def test_it_is_seen_whether_a_model_shifts_its_labels(toys, kind):
+    """Bart's decoder does not, Llama does; both are named "ForCausalLM"."""
+    model, batch = _decoder(kind)
+    with mimose.attach(model, "1TiB", meter=toys.BlindMeter()) as session:
+        assert _off(model, batch, session=session, loss="tokens") < 1e-5
+
+
+def test_a_model_without_logits_is_asked_about(toys):
+    """Before a gradient changes; the answer is used."""
+    inner, batch = _decoder("llama")
+
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, **inputs):
+            return self.inner(**inputs).loss
+
+    model = Loss()
+    options = {"loss": "tokens", "trained": model}
+    with mimose.attach(model, "1TiB", meter=toys.BlindMeter()) as session:
+        with pytest.raises(ValueError, match=r"no tensor .* shift="):
+            _off(inner, batch, session=session, **options)
+        assert all(p.grad is None for p in model.parameters())
+        assert _off(inner, batch, session=session, shift=True, **options) < 1e-5
+
+
+def test_a_loss_by_rows_is_doubted_only_where_it_is_one_of_labels(toys, caplog):
+    """The loss of transformers' CTC models may be a mean over rows."""
+    model, batch = _decoder("llama")
+    with mimose.attach(model, "1TiB", meter=toys.BlindMeter()) as session:
+        for _ in range(2):
+            assert _off(model, batch, session=session) > 0.1
+            model.zero_grad()
+    assert 1 == caplog.text.count("loss='tokens'")
+    caplog.clear()
+    small = {"conv_dim": (16,), "conv_stride": (4,), "conv_kernel": (4,)}
+    small |= {"num_feat_extract_layers": 1, "mask_time_prob": 0.0, "layerdrop": 0.0}
+    small |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    small |= {"hidden_dropout": 0.0, "attention_dropout": 0.0, "final_dropout": 0.0}
+    small |= {"activation_dropout": 0.0, "feat_proj_dropout": 0.0}
+    small |= {"feat_extract_norm": "layer", "ctc_loss_reduction": "mean"}
+    model = transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**LAYERS, **small))
+    batch = {"input_values": torch.randn(4, 160), "labels": 1 + _ragged(5, 6)[1:]}
+    batch["labels"][batch["labels"] < 0] = -100
+    with mimose.attach(model.train(), "1TiB", meter=toys.BlindMeter()) as session:
+        assert _off(model, batch, session=session) < 1e-4
+    assert not caplog.text
 
 
 class _Scored(nn.Module):
