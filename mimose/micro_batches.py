@@ -405,12 +405,6 @@ def take_rows(batch: Batch, rows: Rows, chosen: _Ints) -> Batch:
 # ------------------------------------------------------------------- weights
 
 
-def _labels(batch: Any, n: int) -> torch.Tensor | None:
-    labels = batch.get("labels") if isinstance(batch, Mapping) else None
-    has_rows = isinstance(labels, torch.Tensor) and labels.shape[:1] == (n,)
-    return labels if has_rows else None
-
-
 def _label_counts(labels: torch.Tensor, ignored: int) -> _Floats:
     """Return (2, n) how many labels of each row count: all, and without the first."""
     counted = labels != ignored
@@ -467,7 +461,6 @@ class _Look:
 
     Attributes:
         is_shifted: Whether the model leaves out the first column; None: not seen.
-        has_gradient: Whether a gradient came to the output.
     """
 
     def __init__(
@@ -476,15 +469,17 @@ class _Look:
         self._model, self._counted = model, counted
         self._ratio, self._asks = float(weights[-1] / weights[0]), asks
         self.is_shifted: bool | None = None
-        self.has_gradient = False
+        self._has_gradient = False
 
     def __enter__(self) -> None:
         """Wait for the model's output."""
         self._handle = self._model.register_forward_hook(self._find)
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         """Wait no more."""
         self._handle.remove()
+        if error is None and not self._has_gradient:
+            self._ask("No gradient came to the model's output within the loop")
 
     def _find(self, _model: nn.Module, _inputs: Any, output: Any) -> None:
         """Wait for the gradient at the first output with a place for each label."""
@@ -503,7 +498,7 @@ class _Look:
 
     def _compare(self, gradient: torch.Tensor) -> torch.Tensor:
         """Compare which columns have a gradient, and return the gradient, scaled."""
-        self.has_gradient = True
+        self._has_gradient = True
         # Soft prompts stand first: the first label is predicted from the last of them.
         n_before = gradient.shape[1] - self._counted.shape[1]
         counted = F.pad(self._counted.to(gradient.device), (n_before, 0))
@@ -583,7 +578,10 @@ class Splitter:
         """Check a batch, and return its micro-batches; see `Session.micro_batches`."""
         _raise_if_batch_norm(model)
         rows = read_rows(batch, lengths, model)
-        labels, counts, looks = _labels(batch, rows.n), np.ones((1, rows.n)), False
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if not isinstance(labels, torch.Tensor) or labels.shape[:1] != (rows.n,):
+            labels = None
+        counts, looks = np.ones((1, rows.n)), False
         ignored = _IGNORED if ignore_index is None else ignore_index
         if callable(loss):
             counts, rows = _counted(loss, batch, rows)
@@ -658,9 +656,12 @@ class Splitter:
             sync = nullcontext() if wrapper is None or is_last else wrapper.no_sync()
             with sync, look or nullcontext():
                 yield part, float(weights[-1 if self._is_shifted else 0])
-            if look is not None:
-                self._take_in(look, asks=asks)
-                ignored = None if self._has_looked else ignored
+            if look is not None and not asks:
+                self._has_looked, ignored = True, None
+                if look.is_shifted is not None:
+                    _log.warning(_BY_ROWS)
+            elif look is not None and look.is_shifted is not None:
+                self._is_shifted, ignored = look.is_shifted, None
             if self._engine.steps.n_begun > n_begun:
                 self._note(rows, chosen)
             elif wrapper is not None and not is_last:
@@ -671,21 +672,6 @@ class Splitter:
                     "session.micro_batches(batch)`, not over a list of them"
                 )
                 raise MimoseError(msg)
-
-    def _take_in(self, look: _Look, *, asks: bool) -> None:
-        """Remember what a backward has shown."""
-        if asks and not look.has_gradient:
-            raise ValueError(
-                _ASK.format(
-                    "No gradient came to the model's output within the loop over the "
-                    "micro-batches, which would show it"
-                )
-            )
-        if asks:
-            self._is_shifted = look.is_shifted
-        elif look.is_shifted is not None:
-            _log.warning(_BY_ROWS)
-        self._has_looked = look.is_shifted is not None or not asks
 
     def _ddp(self, model: nn.Module) -> Any:
         """Return the DDP wrapper around the model; None without one."""

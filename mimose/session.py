@@ -383,7 +383,7 @@ class Session:
 
         The loss must be a mean over rows, over label tokens, or over what a function
         counts. (A loss that is a sum needs no weight.) A loss that compares rows with
-        each other (contrastive), or that is taken over the whole batch (to balance
+        each other (contrastive), or an auxiliary one over the whole batch (to balance
         experts), is no such mean: its micro-batches have other gradients.
 
         Rows in which nothing counts are left out, because the mean over them is not a
