@@ -472,17 +472,18 @@ class Policy:
             decision: The decision, with a plan.
             memory: What was held when the window began, and the budget.
         """
-        reason = OTHERS
-        if decision.chosen is not None and _begins(whole, own):
-            whole = whole._replace(sizes=own.sizes + whole.sizes[len(own.sizes) :])
-            reason = why_unknown(self._learner.model, whole) or _LARGER
-            if reason == _LARGER and decision.growth_bytes is not None:
-                actions = decision.chosen.plan.actions
-                found = self.imposed(whole, decision, memory, actions)
-                most = self.usable_bytes(whole, memory) - memory.start_bytes
-                if found is not None and (found.growth_bytes or 0.0) <= most:
-                    return whole, found
-        return own, Decision("fallback", None, reason=reason)
+        if decision.chosen is None or not _begins(whole, own):
+            return own, Decision("fallback", None, reason=OTHERS)
+        whole = whole._replace(sizes=own.sizes + whole.sizes[len(own.sizes) :])
+        reason = why_unknown(self._learner.model, whole)
+        if not reason and decision.growth_bytes is not None:
+            actions = decision.chosen.plan.actions
+            found = self.imposed(whole, decision, memory, actions)
+            most = self.usable_bytes(whole, memory) - memory.start_bytes
+            if found is not None and (found.growth_bytes or 0.0) <= most:
+                return whole, found
+            reason = _LARGER
+        return own, Decision("fallback", None, reason=reason or OTHER_SIZES)
 
     def _plan(
         self, step_input: StepInput, memory: Memory, *, is_first: bool
