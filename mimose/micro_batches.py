@@ -413,6 +413,35 @@ def _label_counts(labels: torch.Tensor, ignored: int) -> _Floats:
     return sums.cpu().numpy().astype(np.float64)
 
 
+def _token_counts(
+    labels: torch.Tensor | None, is_shifted: bool | None, ignore_index: int | None
+) -> _Floats:
+    """Return (1, n) how many labels of each row count; (2, n) if it must be seen which.
+
+    Raises:
+        ValueError: There are no labels, or it is not known which of them are ignored.
+    """
+    if labels is None:
+        msg = (
+            "loss='tokens' counts the labels in batch['labels'], and this batch has "
+            "none: give a function of a batch that counts what your loss is a mean over"
+        )
+        raise ValueError(msg)
+    if labels.dim() > 2 and ignore_index is None:
+        msg = (
+            f"loss='tokens': of labels with {labels.dim()} dimensions some models "
+            f"ignore {_IGNORED}, others 255. Give ignore_index"
+        )
+        raise ValueError(msg)
+    ignored = _IGNORED if ignore_index is None else ignore_index
+    counts = every, later = _label_counts(labels, ignored)
+    if is_shifted is None and labels.dim() == 2 and labels.shape[1] > 1:
+        is_alike = every * later.sum() == later * every.sum()
+        if (~is_alike | ((every > 0) & (later == 0))).any():
+            return counts
+    return counts[[int(is_shifted or False)]]
+
+
 def _counted(
     loss: Callable[[Any], Any], batch: Any, rows: Rows
 ) -> tuple[_Floats, Rows]:
@@ -582,36 +611,19 @@ class Splitter:
         if not isinstance(labels, torch.Tensor) or labels.shape[:1] != (rows.n,):
             labels = None
         counts, looks = np.ones((1, rows.n)), False
-        ignored = _IGNORED if ignore_index is None else ignore_index
         if callable(loss):
             counts, rows = _counted(loss, batch, rows)
         elif loss == "tokens":
-            if labels is None:
-                msg = (
-                    "loss='tokens' counts the labels in batch['labels'], and this "
-                    "batch has none: give a function of a batch that counts what your "
-                    "loss is a mean over"
-                )
-                raise ValueError(msg)
-            if labels.dim() > 2 and ignore_index is None:
-                msg = (
-                    f"loss='tokens': of labels with {labels.dim()} dimensions some "
-                    f"models ignore -100, others 255. Give ignore_index"
-                )
-                raise ValueError(msg)
-            counts = every, later = _label_counts(labels, ignored)
-            shift = self._is_shifted if shift is None else shift
-            if shift is None and labels.dim() == 2 and labels.shape[1] > 1:
-                is_alike = every * later.sum() == later * every.sum()
-                looks = bool((~is_alike | ((every > 0) & (later == 0))).any())
-            if not looks:
-                counts = counts[[int(shift or False)]]
+            is_shifted = self._is_shifted if shift is None else shift
+            counts = _token_counts(labels, is_shifted, ignore_index)
+            looks = len(counts) > 1
         elif loss != "rows":
             msg = f"loss: 'rows', 'tokens' or a function of a batch, not {loss!r}"
             raise ValueError(msg)
         elif labels is not None and labels.dim() == 2 and not self._has_looked:
-            every, _ = _label_counts(labels, ignored)
+            every, _ = _label_counts(labels, _IGNORED)
             looks = every.min() < every.max()
+        ignored = _IGNORED if ignore_index is None else ignore_index
         looked = ignored if looks else None
         return self._run(model, batch, rows, loss, counts, looked)
 

@@ -417,7 +417,7 @@ class Session:
             shift: For ``"tokens"``: whether the loss leaves out the first column of
                 labels, because the model predicts each from the columns before. None:
                 the first micro-batch's backward shows it, at the model's output of
-                (rows, columns, classes).
+                (rows, columns, classes), and its gradient gets its right share there.
             ignore_index: For ``"tokens"``: the label that the loss ignores. None: -100,
                 for labels of one or two dimensions.
 

@@ -295,7 +295,7 @@ def test_a_model_without_logits_is_asked_about(toys):
 
 
 def test_a_loss_by_rows_is_doubted_only_where_it_is_one_of_labels(toys, caplog):
-    """The loss of transformers' CTC models may be a mean over rows."""
+    """That of transformers' CTC models is not, and is no mean over tokens either."""
     model, batch = _decoder("llama")
     with mimose.attach(model, "1TiB", meter=toys.BlindMeter()) as session:
         for _ in range(2):
@@ -313,6 +313,11 @@ def test_a_loss_by_rows_is_doubted_only_where_it_is_one_of_labels(toys, caplog):
     batch = {"input_values": torch.randn(4, 160), "labels": 1 + _ragged(5, 6)[1:]}
     batch["labels"][batch["labels"] < 0] = -100
     with mimose.attach(model.train(), "1TiB", meter=toys.BlindMeter()) as session:
+        assert _off(model, batch, session=session) < 1e-4
+        model.zero_grad()
+        with pytest.raises(ValueError, match=r"not zero in columns .* shift="):
+            _off(model, batch, session=session, loss="tokens")
+        assert all(p.grad is None for p in model.parameters())
         assert _off(model, batch, session=session) < 1e-4
     assert not caplog.text
 
