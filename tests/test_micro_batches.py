@@ -287,11 +287,19 @@ def test_a_model_without_logits_is_asked_about(toys):
 
     model = Loss()
     options = {"loss": "tokens", "trained": model}
-    with mimose.attach(model, "1TiB", meter=toys.BlindMeter()) as session:
+    blind = {"meter": toys.BlindMeter(), "refine": False}
+    with mimose.attach(model, "1TiB", **blind) as session:
         with pytest.raises(ValueError, match=r"no tensor .* shift="):
             _off(inner, batch, session=session, **options)
+        with pytest.raises(ValueError, match=r"No gradient .* shift="):
+            list(session.micro_batches(batch, loss="tokens"))
         assert all(p.grad is None for p in model.parameters())
         assert _off(inner, batch, session=session, shift=True, **options) < 1e-5
+        model.zero_grad()
+        assert _off(inner, batch, session=session, shift=True, **options) < 1e-5
+        model.zero_grad()
+        few = {name: tensor[:3] for name, tensor in batch.items()}
+        assert 1 == len(list(session.micro_batches(few, loss="tokens")))
 
 
 def test_a_loss_by_rows_is_doubted_only_where_it_is_one_of_labels(toys, caplog):
@@ -395,7 +403,9 @@ def test_any_batch_is_split_right_or_refused_before_it_is_trained(toys, drawn):
                     seen += part["row"].tolist()
                     total += weight
             except ValueError as error:
-                assert "shift=" in str(error)
+                assert "no label but the first" in str(error)
+                is_lone = (labels[:, 0] >= 0) & (labels[:, 1:] < 0).all(1)
+                assert is_lone.any()
                 assert all(p.grad is None for p in model.parameters())
                 return
             counted = labels[:, int(kind == "shifted") :] != -100
@@ -408,6 +418,26 @@ def test_any_batch_is_split_right_or_refused_before_it_is_trained(toys, drawn):
             for own, other in zip(model.parameters(), whole.parameters(), strict=True):
                 most = other.grad.abs().max() + 1e-12
                 assert (own.grad - other.grad).abs().max() <= 1e-9 * most
+
+
+def test_columns_in_which_a_function_counts_are_not_cut():
+    """Whatever the lengths say: the mean is over them."""
+    model = nn.Sequential(_Layer(4, 4), _Layer(4, 4))
+    x, mask = torch.rand(5, 6, 4), torch.ones(5, 6)
+    mask[3, 2:] = mask[4] = 0
+    batch, lengths = {"x": x, "mask": mask}, [1, 2, 3, 2, 5]
+    loss = {"loss": lambda part: part["mask"].sum()}
+
+    def mean(part):
+        own = model(part["x"]).square().mean(2) * part["mask"]
+        return own.sum() / part["mask"].sum()
+
+    expected = torch.autograd.grad(mean(batch), list(model.parameters()))
+    with mimose.attach(model, "1TiB", layers=_Layer) as session:
+        for part, weight in session.micro_batches(batch, lengths=lengths, **loss):
+            (weight * mean(part)).backward()
+    for parameter, other in zip(model.parameters(), expected, strict=True):
+        assert (parameter.grad - other).abs().max() <= 1e-5 * other.abs().max()
 
 
 def _norm():
