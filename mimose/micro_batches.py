@@ -22,6 +22,15 @@ If the session cannot forecast yet, the split tries: first the shortest row, the
 small multiple of what has run, as long as that multiple of its memory is within the
 budget. The split is lazy, so the rest of the batch uses what the first steps have
 shown.
+
+Note: [Which labels decide]
+A loss by tokens is a mean over the labels that are not ignored. A model that predicts
+each label from the columns before it leaves out the first column. Where that changes
+the rows' shares, a backward shows it: the gradient at the model's output (n, columns,
+classes) is zero in all columns that do not count. Until one has shown it, the first
+column is taken to count. If it does not, the gradient of this micro-batch is scaled at
+the output, through which all of it flows, to the right share. So the model runs no
+forward more, and no rank waits.
 """
 
 from __future__ import annotations
@@ -37,6 +46,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from cachetools import LRUCache
 from numpy.typing import NDArray
 from torch import nn
@@ -45,6 +55,7 @@ from mimose.budget import format_bytes
 from mimose.distributed import ddp_around, most_of_ranks, n_ranks, waiting_group
 from mimose.exceptions import InfeasibleBudgetError, MimoseError
 from mimose.inputs.sharding import parallel_shares
+from mimose.tensors import tensors_in
 
 if TYPE_CHECKING:
     from mimose.forecast import Forecast, Forecasts
@@ -59,9 +70,20 @@ _Floats: TypeAlias = NDArray[np.float64]
 _log = logging.getLogger(__name__)
 
 _BY_ROWS = (
-    "mimose: micro_batches() weights the loss as a mean over rows, but the rows have "
-    "from %d to %d labels. If your loss is a mean over all labels, as that of "
-    "transformers' models, give loss='tokens'"
+    "mimose: micro_batches() weights the loss as a mean over rows. Its gradient is one "
+    "of labels, and the rows have different numbers of them. If your loss is the mean "
+    "over all labels, as in language models, give loss='tokens'"
+)
+_ASK = (
+    "loss='tokens': the shares of this batch's rows depend on whether the model counts "
+    "the first column of labels. (Models that predict each label from the columns "
+    "before it do not.) {}. Give shift=True if it does not count it, shift=False if it "
+    "does, or a function that counts what your loss is a mean over"
+)
+_NOTHING = (
+    "nothing counts in the {} rows of this batch: all labels are ignored, or the "
+    "function counts 0. Other ranks wait for this one's gradients, so give each rank a "
+    "batch in which something counts, or skip this batch on all ranks"
 )
 _IGNORED = -100
 """The label that losses ignore."""
@@ -95,6 +117,8 @@ class Rows(NamedTuple):
     """(n, sequences) One past the last column that counts."""
     axes: Mapping[str, Mapping[int, int]]
     """By a tensor's path: for each dimension the index of its sequence, or `_ROWS`."""
+    columns: _Ints
+    """(sequences,) The columns of the batch."""
 
     def window(self, rows: _Ints) -> list[tuple[int, int]]:
         """Return each sequence's columns in which at least one of these rows counts."""
@@ -150,6 +174,7 @@ def read_rows(batch: Any, lengths: Lengths, model: nn.Module) -> Rows:
     axes = {path: {0: _ROWS} if len(t) == n else {} for path, t in tensors.items()}
     begins: list[_Ints] = []
     ends: list[_Ints] = []
+    columns: list[int] = []
     is_rotary = any("rotary" in type(m).__name__.lower() for m in model.modules())
     for paths, counts, is_target in _sequences(tensors, n, by_name, model):
         begin = counts.argmax(axis=1)
@@ -163,9 +188,10 @@ def read_rows(batch: Any, lengths: Lengths, model: nn.Module) -> Rows:
                     axes[path][axis] = len(begins)
         begins.append(np.zeros_like(begin) if is_whole else begin)
         ends.append(end)
+        columns.append(counts.shape[1])
     shape = n, len(begins)
     first, behind = (np.array(each).T.reshape(shape) for each in (begins, ends))
-    return Rows(n, first, behind, axes)
+    return Rows(n, first, behind, axes, np.array(columns, dtype=np.int64))
 
 
 def _n_rows(batch: Any, by_name: Mapping[str, Sequence[int]]) -> int:
@@ -379,57 +405,151 @@ def take_rows(batch: Batch, rows: Rows, chosen: _Ints) -> Batch:
 # ------------------------------------------------------------------- weights
 
 
-def _counter(loss: Loss, batch: Any, rows: Rows, model: nn.Module) -> _Floats | None:
-    """Return (n,) each row's weight in the mean; None if `loss` is a function.
+def _label_counts(labels: torch.Tensor, ignored: int) -> _Floats:
+    """Return (2, n) how many labels of each row count: all, and without the first."""
+    counted = labels != ignored
+    both = counted, counted[:, 1:] if labels.dim() > 1 else counted
+    sums = torch.stack([each.reshape(len(labels), -1).sum(1) for each in both])
+    return sums.cpu().numpy().astype(np.float64)
+
+
+def _token_counts(
+    labels: torch.Tensor | None, is_shifted: bool | None, ignore_index: int | None
+) -> _Floats:
+    """Return (1, n) how many labels of each row count; (2, n) if it must be seen which.
 
     Raises:
-        ValueError: `loss` is another text, or no label counts.
+        ValueError: There are no labels, or it is not known which of them are ignored.
     """
-    if callable(loss):
-        return None
-    if loss == "rows":
-        return np.ones(rows.n)
-    if loss != "tokens":
-        msg = f"loss must be 'rows', 'tokens' or a function of a batch, got {loss!r}"
-        raise ValueError(msg)
-    counts = _label_counts(batch, rows, model)
-    if counts is None:
+    if labels is None:
         msg = (
             "loss='tokens' counts the labels in batch['labels'], and this batch has "
             "none: give a function of a batch that counts what your loss is a mean over"
         )
         raise ValueError(msg)
-    if not counts.any():
+    if labels.dim() > 2 and ignore_index is None:
         msg = (
-            f"all labels of the batch's {rows.n} rows are {_IGNORED} (ignored), so the "
-            f"mean over them is not a number: skip this batch"
+            f"loss='tokens': of labels with {labels.dim()} dimensions some models "
+            f"ignore {_IGNORED}, others 255. Give ignore_index"
         )
         raise ValueError(msg)
-    return counts
+    ignored = _IGNORED if ignore_index is None else ignore_index
+    counts = every, later = _label_counts(labels, ignored)
+    if is_shifted is None and labels.dim() == 2 and labels.shape[1] > 1:
+        is_alike = every * later.sum() == later * every.sum()
+        if (~is_alike | ((every > 0) & (later == 0))).any():
+            return counts
+    return counts[[int(is_shifted or False)]]
 
 
-def _label_counts(batch: Any, rows: Rows, model: nn.Module) -> _Floats | None:
-    """Return (n,) how many labels of each row count; None where it has no labels."""
-    labels = batch.get("labels") if isinstance(batch, Mapping) else None
-    if not isinstance(labels, torch.Tensor) or labels.shape[:1] != (rows.n,):
-        return None
-    is_shifted = labels.dim() > 1 and _shifts(model)
-    counted = (labels[..., 1:] if is_shifted else labels) != _IGNORED
-    counts: _Floats = counted.reshape(rows.n, -1).sum(1).cpu().numpy().astype(float)
-    return counts
+def _counted(
+    loss: Callable[[Any], Any], batch: Any, rows: Rows
+) -> tuple[_Floats, Rows]:
+    """Return (1, n) what a user's function counts in each row, and the rows.
+
+    A row in whose padding the function counts something is not cut.
+
+    Raises:
+        ValueError: A count is negative or not finite, or they do not add up.
+    """
+
+    def count(rows: Rows) -> _Floats:
+        single = (take_rows(batch, rows, np.array([row])) for row in range(rows.n))
+        return np.array([float(loss(row)) for row in single])
+
+    whole, counts = float(loss(batch)), count(rows)
+    if not math.isclose(whole, counts.sum(), rel_tol=1e-6):
+        begins, ends = 0 * rows.begins, 0 * rows.ends + rows.columns
+        before, counts = counts, count(rows._replace(begins=begins, ends=ends))
+        is_cut = (counts == before)[:, None]
+        begins = np.where(is_cut, rows.begins, begins)
+        rows = rows._replace(begins=begins, ends=np.where(is_cut, rows.ends, ends))
+    if counts.min() >= 0.0 and math.isclose(whole, counts.sum(), rel_tol=1e-6):
+        return counts[None], rows
+    msg = (
+        f"loss: the function counted {whole:.6g} of the whole batch, and "
+        f"{counts.sum():.6g} in all of its {rows.n} rows one by one, at least "
+        f"{counts.min():.6g}. It must count what your loss is a mean over, such as "
+        f"rows or label tokens: at least 0 in each row, and adding up to the count of "
+        f"the whole batch"
+    )
+    raise ValueError(msg)
 
 
-def _shifts(model: nn.Module) -> bool:
-    """Whether a transformers model predicts each label from the tokens before it."""
-    if _is_pair(model):
-        return False
-    for module in model.modules():
-        kind, name = getattr(module, "loss_type", None), type(module).__name__
-        if kind in ("ForCausalLM", "ForConditionalGeneration"):
-            return True
-        if name.endswith("LMHeadModel") and not name.endswith("WithLMHeadModel"):
-            return True
-    return False
+class _Look:
+    """Sees in a backward which labels decide: Note: [Which labels decide].
+
+    It is a context manager around the forward and the backward of a micro-batch.
+
+    Args:
+        model: The model.
+        counted: (n, columns) Which of the micro-batch's labels are not ignored.
+        weights: The weight of the micro-batch: as it was yielded first; last, if the
+            model leaves out the first column.
+        asks: Whether it is an error if nothing can be seen.
+
+    Attributes:
+        is_shifted: Whether the model leaves out the first column; None: not seen.
+    """
+
+    def __init__(
+        self, model: nn.Module, counted: torch.Tensor, weights: _Floats, *, asks: bool
+    ) -> None:
+        self._model, self._counted = model, counted
+        self._ratio, self._asks = float(weights[-1] / weights[0]), asks
+        self.is_shifted: bool | None = None
+        self._has_gradient = False
+
+    def __enter__(self) -> None:
+        """Wait for the model's output."""
+        self._handle = self._model.register_forward_hook(self._find)
+
+    def __exit__(self, error: object, *_: object) -> None:
+        """Wait no more."""
+        self._handle.remove()
+        if error is None and not self._has_gradient:
+            self._ask("No gradient came to the model's output within the loop")
+
+    def _find(self, _model: nn.Module, _inputs: Any, output: Any) -> None:
+        """Wait for the gradient at the first output with a place for each label."""
+        n, columns = self._counted.shape
+        if not torch.is_grad_enabled():
+            return
+        for tensor in tensors_in(output):
+            is_by_row = tensor.dim() == 3 and len(tensor) == n
+            if is_by_row and tensor.shape[1] >= columns and tensor.requires_grad:
+                tensor.register_hook(self._compare)  # type: ignore[no-untyped-call]
+                return
+        self._ask(
+            f"The model's output has no tensor (rows, columns, classes) with a place "
+            f"for each of ({n}, {columns}) labels, whose gradient would show it"
+        )
+
+    def _compare(self, gradient: torch.Tensor) -> torch.Tensor:
+        """Compare which columns have a gradient, and return the gradient, scaled."""
+        self._has_gradient = True
+        # Soft prompts stand first: the first label is predicted from the last of them.
+        n_before = gradient.shape[1] - self._counted.shape[1]
+        counted = F.pad(self._counted.to(gradient.device), (n_before, 0))
+        shifted = F.pad(counted[:, 1:], (0, 1))
+        low, high = gradient.aminmax(dim=2)
+        seen = (low < 0) | (high > 0)  # and not NaN, which shows nothing
+        if not seen.any():
+            return gradient
+        if not (seen & ~shifted).any():
+            self.is_shifted = not n_before
+        elif not (seen & ~counted).any():
+            self.is_shifted = False
+        else:
+            self._ask(
+                "The gradient at the model's output is not zero in columns that count "
+                "in neither case, so the loss is not a mean over these labels alone"
+            )
+        return gradient * self._ratio if self.is_shifted else gradient
+
+    def _ask(self, why: str) -> None:
+        if self._asks:
+            raise ValueError(_ASK.format(why))
 
 
 # ------------------------------------------------------------------- the split
@@ -470,21 +590,42 @@ class Splitter:
         """By budget, rows and columns: the step until which the entry is valid, the
         most elements, and the seconds of shares of them."""
         self._wrapper: Callable[[], Any] | None = None
-        self._has_warned = False
+        self._is_shifted: bool | None = None
+        """Whether the model leaves out the first column of labels; None: not known."""
+        self._has_looked = False
+        """Whether it was seen if a loss by rows is one of labels."""
 
     def split(
-        self, model: nn.Module, batch: Batch, lengths: Lengths, loss: Loss
+        self,
+        model: nn.Module,
+        batch: Batch,
+        lengths: Lengths,
+        loss: Loss,
+        shift: bool | None,
+        ignore_index: int | None,
     ) -> Iterator[tuple[Batch, float]]:
         """Check a batch, and return its micro-batches; see `Session.micro_batches`."""
         _raise_if_batch_norm(model)
         rows = read_rows(batch, lengths, model)
-        counts = _counter(loss, batch, rows, model)
-        if loss == "rows" and not self._has_warned:
-            own = _label_counts(batch, rows, model)
-            if own is not None and own.min() < own.max():
-                self._has_warned = True
-                _log.warning(_BY_ROWS, own.min(), own.max())
-        return self._run(model, batch, rows, loss, counts)
+        labels = batch.get("labels") if isinstance(batch, Mapping) else None
+        if not isinstance(labels, torch.Tensor) or labels.shape[:1] != (rows.n,):
+            labels = None
+        counts, looks = np.ones((1, rows.n)), False
+        if callable(loss):
+            counts, rows = _counted(loss, batch, rows)
+        elif loss == "tokens":
+            is_shifted = self._is_shifted if shift is None else shift
+            counts = _token_counts(labels, is_shifted, ignore_index)
+            looks = len(counts) > 1
+        elif loss != "rows":
+            msg = f"loss: 'rows', 'tokens' or a function of a batch, not {loss!r}"
+            raise ValueError(msg)
+        elif labels is not None and labels.dim() == 2 and not self._has_looked:
+            every, _ = _label_counts(labels, _IGNORED)
+            looks = every.min() < every.max()
+        ignored = _IGNORED if ignore_index is None else ignore_index
+        looked = ignored if looks else None
+        return self._run(model, batch, rows, loss, counts, looked)
 
     def _run(
         self,
@@ -492,28 +633,47 @@ class Splitter:
         batch: Batch,
         rows: Rows,
         loss: Loss,
-        counts: _Floats | None,
+        counts: _Floats,
+        ignored: int | None,
     ) -> Iterator[tuple[Batch, float]]:
-        def count(part: Any, chosen: _Ints) -> float:
-            if counts is not None:
-                return float(counts[chosen].sum())
-            assert callable(loss)
-            return float(loss(part))
+        """Yield the micro-batches and their weights.
 
-        whole = count(batch, np.arange(rows.n))
+        Args:
+            model: The model.
+            batch: The batch.
+            rows: Its rows.
+            loss: What the loss is a mean over.
+            counts: (1 or 2, n) What counts in each row; last, if the model leaves out
+                the first column of labels.
+            ignored: The ignored label, if a backward is to show which labels decide.
+        """
+        asks = len(counts) > 1
         order = _sorted(rows.ends - rows.begins)
-        if counts is not None:
-            order = order[counts[order] > 0]  # a mean over no labels is NaN
-        wrapper, total = self._ddp(model), 0.0
-        for chosen, is_last, is_again in self._parts(model, rows, order):
-            part = take_rows(batch, rows, chosen)
-            weight = 0.0 if is_again else count(part, chosen) / whole
-            total += weight
-            if not is_again:
-                _check_weight(weight, total, is_last=is_last)
+        order = order[counts[0, order] > 0]  # a mean over nothing is NaN
+        why_not = ""
+        if not len(order):
+            why_not = _NOTHING.format(rows.n)
+        elif not counts[-1, order].all():
+            why_not = _ASK.format("Some rows have no label but the first")
+        wrapper = self._ddp(model)
+        checked = None if loss == "rows" else wrapper
+        parts = self._parts(model, rows, order, why_not, checked)
+        for chosen, is_last, is_again in parts:
+            part: Any = take_rows(batch, rows, chosen)
+            weights = counts[:, chosen].sum(1) / counts.sum(1) * (not is_again)
+            look = None
+            if ignored is not None and not is_again and len(chosen) < len(order):
+                look = _Look(model, part["labels"] != ignored, weights, asks=asks)
             n_begun = self._engine.steps.n_begun
-            with nullcontext() if wrapper is None or is_last else wrapper.no_sync():
-                yield part, weight
+            sync = nullcontext() if wrapper is None or is_last else wrapper.no_sync()
+            with sync, look or nullcontext():
+                yield part, float(weights[-1 if self._is_shifted else 0])
+            if look is not None and not asks:
+                self._has_looked, ignored = True, None
+                if look.is_shifted is not None:
+                    _log.warning(_BY_ROWS)
+            elif look is not None and look.is_shifted is not None:
+                self._is_shifted, ignored = look.is_shifted, None
             if self._engine.steps.n_begun > n_begun:
                 self._note(rows, chosen)
             elif wrapper is not None and not is_last:
@@ -535,11 +695,30 @@ class Splitter:
         return None if self._wrapper is nullcontext else self._wrapper()
 
     def _parts(
-        self, model: nn.Module, rows: Rows, order: _Ints
+        self,
+        model: nn.Module,
+        rows: Rows,
+        order: _Ints,
+        why_not: str,
+        wrapper: Any,
     ) -> Iterator[tuple[_Ints, bool, bool]]:
-        """Yield rows, whether they are the last, and whether they are a repetition."""
-        group = waiting_group(model, self._engine.ranks)
-        if group is not None:
+        """Yield rows, whether they are the last, and whether they are a repetition.
+
+        Args:
+            model: The model.
+            rows: The batch's rows.
+            order: The rows that count, sorted.
+            why_not: Why these cannot be split; "" if they can.
+            wrapper: DDP's, if its ranks may have nothing that counts, for which the
+                others would wait; else None.
+
+        Raises:
+            ValueError: They cannot be split, or nothing counts where ranks wait.
+            MimoseError: The model is shared by tensor parallelism; or another rank has
+                raised an error.
+        """
+        group = waiting = waiting_group(model, self._engine.ranks)
+        if waiting is not None:
             shared = parallel_shares(model)
             if shared:
                 msg = (
@@ -549,13 +728,19 @@ class Splitter:
                     f"the batch yourself, the same way on all ranks"
                 )
                 raise MimoseError(msg)
-            found: list[_Ints] = []
+        elif wrapper is not None:
+            group = wrapper.process_group
+        found: list[_Ints] = []
 
-            def count() -> int:
+        def count() -> int:
+            if why_not and (len(order) or group is not None):
+                raise ValueError(why_not)
+            if waiting is not None:
                 found.extend(chosen for chosen, _ in self._walk(rows, order))
-                return len(found)
+            return len(found)
 
-            most, n = most_of_ranks(count, group), len(found)
+        most, n = count() if group is None else most_of_ranks(count, group), len(found)
+        if waiting is not None:
             found += [min(found, key=len)] * (most - n)
             for at, chosen in enumerate(found):
                 yield chosen, at == most - 1, at >= n
@@ -720,23 +905,6 @@ class Splitter:
             f"Row {alone[0]} of the batch{length} does not fit by itself. Raise the "
             f"budget to at least {format_bytes(peak)}, or leave such rows out.",
         )
-
-
-def _check_weight(weight: float, total: float, *, is_last: bool) -> None:
-    """Make sure that the counts of a user's function are positive and add up.
-
-    Raises:
-        ValueError: They are not.
-    """
-    if weight > 0.0 and (not is_last or math.isclose(total, 1.0, rel_tol=1e-6)):
-        return
-    msg = (
-        f"loss: the function counted {weight:.6g} of the whole batch in a micro-batch, "
-        f"and {total:.6g} in all so far. It must count what your loss is a mean over, "
-        f"such as rows or label tokens: more than 0 in each micro-batch, and adding up "
-        f"to the count of the whole batch. Leave out rows in which nothing counts"
-    )
-    raise ValueError(msg)
 
 
 def _elements(n: int, widths: Sequence[int]) -> float:

@@ -16,9 +16,10 @@ an ordinary step.
 
 When the first forward begins, the later ones are not known. The policy expects the
 longest recent window that began in the same way. The sizes of its later forwards follow
-from those of the first by a rule, or are the largest seen. A forward that differs, and
-is not smaller, is recomputed. If several backwards go through a graph, the whole step
-is recomputed.
+from those of the first by a rule, or are the largest seen. If a forward is larger, the
+plan stays if it is predicted to fit. Else this forward and those after it are
+recomputed, as after a forward of another kind. If several backwards go through a graph,
+the whole step is recomputed.
 """
 
 from __future__ import annotations
@@ -125,6 +126,8 @@ LATELY = 16
 """Windows remembered for each first forward."""
 SEVERAL_BACKWARDS = "several backwards go through such steps"
 OTHERS = "this step has other forwards or backwards than expected"
+OTHER_SIZES = "a later forward of this step has other sizes than expected"
+_LARGER = f"{OTHER_SIZES}, and the step does not fit under the plan that its first has"
 
 
 def joined(parts: Sequence[StepInput]) -> StepInput:
@@ -221,8 +224,12 @@ def covers(whole: StepInput, parts: Sequence[StepInput]) -> bool:
         parts: The forwards so far.
     """
     own = joined(parts)
-    is_alike = f"{whole.context}+".startswith(f"{own.context}+")
-    return is_alike and all(map(operator.le, own.sizes, whole.sizes))
+    return _begins(whole, own) and all(map(operator.le, own.sizes, whole.sizes))
+
+
+def _begins(whole: StepInput, own: StepInput) -> bool:
+    """Whether forwards are of the same kinds as the first ones of a window."""
+    return f"{whole.context}+".startswith(f"{own.context}+")
 
 
 def _to_come(seen: Sequence[Parts]) -> list[tuple[StepInput, list[SizeMap]]]:
@@ -441,7 +448,7 @@ class Policy:
             whole, decision = before
             if decision.chosen is None or covers(whole, parts):
                 return before
-            return joined(parts), Decision("fallback", None, reason=OTHERS)
+            return self._decide_larger(whole, joined(parts), decision, memory)
         step_input = self.windows.expected(parts[0])
         if isinstance(step_input, str):
             return parts[0], Decision("fallback", None, reason=step_input)
@@ -453,6 +460,30 @@ class Policy:
             self._learner.use(step_input.context)
         self.n_hits += 1
         return step_input, _decision(found, memory, cache_hit=True)
+
+    def _decide_larger(
+        self, whole: StepInput, own: StepInput, decision: Decision, memory: Memory
+    ) -> tuple[StepInput, Decision]:
+        """Go on with a window's plan if it fits its forwards as they are.
+
+        Args:
+            whole: The expected window.
+            own: Its forwards so far, which are other or larger ones.
+            decision: The decision, with a plan.
+            memory: What was held when the window began, and the budget.
+        """
+        if decision.chosen is None or not _begins(whole, own):
+            return own, Decision("fallback", None, reason=OTHERS)
+        whole = whole._replace(sizes=own.sizes + whole.sizes[len(own.sizes) :])
+        reason = why_unknown(self._learner.model, whole)
+        if not reason and decision.growth_bytes is not None:
+            actions = decision.chosen.plan.actions
+            found = self.imposed(whole, decision, memory, actions)
+            most = self.usable_bytes(whole, memory) - memory.start_bytes
+            if found is not None and (found.growth_bytes or 0.0) <= most:
+                return whole, found
+            reason = _LARGER
+        return own, Decision("fallback", None, reason=reason or OTHER_SIZES)
 
     def _plan(
         self, step_input: StepInput, memory: Memory, *, is_first: bool

@@ -366,7 +366,13 @@ class Session:
                 restore_gradients()
 
     def micro_batches(
-        self, batch: Batch, *, lengths: Lengths = None, loss: Loss = "rows"
+        self,
+        batch: Batch,
+        *,
+        lengths: Lengths = None,
+        loss: Loss = "rows",
+        shift: bool | None = None,
+        ignore_index: int | None = None,
     ) -> Iterator[tuple[Batch, float]]:
         """Split a batch by rows into micro-batches that fit and take the least time.
 
@@ -385,13 +391,18 @@ class Session:
 
         The loss must be a mean over rows, over label tokens, or over what a function
         counts. (A loss that is a sum needs no weight.) A loss that compares rows with
-        each other (contrastive), or that is taken over the whole batch (to balance
+        each other (contrastive), or an auxiliary one over the whole batch (to balance
         experts), is no such mean: its micro-batches have other gradients.
+
+        Rows in which nothing counts are left out, because the mean over them is not a
+        number. If nothing counts in the whole batch, nothing is yielded: skip the
+        optimizer's step.
 
         Under `DistributedDataParallel` each rank may have another number of
         micro-batches: all but the last run under ``no_sync``, and the loop stays as it
         is. If ranks wait for each other's forwards (FSDP2, experts), all run the same
-        number: some repeat their smallest micro-batch, with a weight of 0.
+        number: some repeat their smallest micro-batch, with a weight of 0. All ranks
+        must split a batch in each step, and in each batch something must count.
 
         Args:
             batch: Tensors in mappings, tuples and lists, nested in any way. Dimension 0
@@ -406,11 +417,17 @@ class Session:
                 only if the batch has ``position_ids`` or the positions are rotary. To
                 cut nothing, give the padded length of each row.
             loss: What the loss is a mean over. ``"rows"``: over rows. ``"tokens"``:
-                over the elements of ``batch["labels"]`` that are not -100, without the
-                first column if a causal model of transformers shifts them; rows without
-                a label are left out. A function: takes a batch and returns what counts
-                in it, which must add up over rows, such as
-                ``lambda part: (part["labels"][:, 1:] != -100).sum()``.
+                over the elements of ``batch["labels"]`` that are not ignored. A
+                function: takes a batch and returns what counts in it, such as
+                ``lambda part: (part["labels"][:, 1:] != -100).sum()``. It is called for
+                the batch and for each row, and must add up. Columns in which it counts
+                something are not cut.
+            shift: For ``"tokens"``: whether the loss leaves out the first column of
+                labels, because the model predicts each from the columns before. None:
+                the first micro-batch's backward shows it, at the model's output of
+                (rows, columns, classes), and its gradient gets its right share there.
+            ignore_index: For ``"tokens"``: the label that the loss ignores. None: -100,
+                for labels of one or two dimensions.
 
         Returns:
             An iterator of pairs of a micro-batch, which has the structure of the batch,
@@ -421,10 +438,14 @@ class Session:
                 mode; or the model is shared by tensor parallelism.
             TypeError: The batch is not a mapping, a tuple, a list or a tensor.
             ValueError: `lengths` or `loss` has a value that is not allowed; a tensor
-                has another number of rows; or no label counts.
+                has another number of rows; what `loss` counts does not add up. During
+                the iteration: nothing counts on one of several ranks; or `shift` must
+                be given, because no backward shows it (before it changes a gradient).
             InfeasibleBudgetError: During the iteration: no plan fits a single row.
         """
-        return self._splitter.split(self._raise_if_detached(), batch, lengths, loss)
+        model = self._raise_if_detached()
+        options = lengths, loss, shift, ignore_index
+        return self._splitter.split(model, batch, *options)
 
     def watch(self, loader: Iterable[_Batch]) -> Iterable[_Batch]:
         """Read one batch ahead, so that the plan of the next step is ready in time.

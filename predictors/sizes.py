@@ -86,20 +86,23 @@ class SizeMap:
         rows: list[Row] = [tuple(row) for row in np.asarray(X).tolist()]
         values: list[int] = np.asarray(y).tolist()
         self.rule_ = _rule(rows, values)
-        self._seen = dict(zip(rows, values, strict=True))
+        seen = dict(zip(rows, values, strict=True))
+        follows = all(seen[row] == v for row, v in zip(rows, values, strict=True))
+        self._seen, self._most = seen if follows else {}, max(values)
         return self
 
     def predict_one(self, sizes: Sequence[int]) -> int:
         """Return the layer's size for one batch.
 
-        Without a rule it is the size seen for this batch, or the largest size seen.
+        Without a rule it is the size seen for this batch, or the largest size seen: the
+        largest for every batch, if one batch has had different sizes.
 
         Args:
             sizes: (n_features,) The sizes of the batch.
         """
         if self.rule_ is not None:
             return self.rule_(sizes)
-        return self._seen.get(tuple(sizes), max(self._seen.values()))
+        return self._seen.get(tuple(sizes), self._most)
 
 
 def _rule(rows: list[Row], values: list[int]) -> Rule | None:

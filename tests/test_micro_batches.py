@@ -11,6 +11,11 @@ import torch.nn.functional as F
 import transformers
 from torch import nn
 
+pytest.importorskip("hypothesis")
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
 import mimose
 
 WORDS = 64
@@ -223,6 +228,218 @@ def _refused(batch=None, model=None, **options):
             model(part["x"]).sum().backward()
 
 
+def _ragged(n, columns):
+    """Make labels of 1; row i ignores those after column i."""
+    after = torch.arange(columns) > torch.arange(n)[:, None]
+    return torch.ones(n, columns, dtype=torch.long).masked_fill(after, -100)
+
+
+def _decoder(kind):
+    """Make a decoder of transformers, alone, and a batch of ragged rows."""
+    torch.manual_seed(0)
+    ids, mask, _ = _padded(6)
+    batch = {"input_ids": ids, "attention_mask": mask}
+    batch["labels"] = ids.masked_fill(mask == 0, -100)
+    if kind == "llama":
+        config = transformers.LlamaConfig(**LAYERS, use_cache=False)
+        return transformers.LlamaForCausalLM(config).train(), batch
+    sizes = {"vocab_size": WORDS, "d_model": 32, "decoder_layers": 2}
+    sizes |= {"decoder_ffn_dim": 64, "decoder_attention_heads": 2, "dropout": 0.0}
+    config = transformers.BartConfig(
+        **sizes, is_decoder=True, is_encoder_decoder=False, use_cache=False
+    )
+    return transformers.BartForCausalLM(config).train(), batch
+
+
+def _off(model, batch, trained=None, **options):
+    """Return by how much the parts' gradients differ from the whole's, at most."""
+    whole = copy.deepcopy(model)
+    whole(**batch).loss.backward()
+    for part, weight in options.pop("session").micro_batches(batch, **options):
+        loss = (trained or model)(**part)
+        (weight * (loss if trained else loss.loss)).backward()
+    wanted = [p.grad for p in whole.parameters() if p.grad is not None]
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    pairs = zip(found, wanted, strict=True)
+    errors = [float((own - other).abs().max()) for own, other in pairs]
+    return max(errors) / max(float(grad.abs().max()) for grad in wanted)
+
+
+@pytest.mark.parametrize("kind", ["bart", "llama"])
+def test_it_is_seen_whether_a_model_shifts_its_labels(toys, kind):
+    """Bart's decoder does not, Llama does; both are named "ForCausalLM"."""
+    model, batch = _decoder(kind)
+    with mimose.attach(model, "1TiB", meter=toys.BlindMeter()) as session:
+        assert _off(model, batch, session=session, loss="tokens") < 1e-5
+
+
+def test_a_model_without_logits_is_asked_about(toys):
+    """Before a gradient changes; the answer is used."""
+    inner, batch = _decoder("llama")
+
+    class Loss(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, **inputs):
+            return self.inner(**inputs).loss
+
+    model = Loss()
+    options = {"loss": "tokens", "trained": model}
+    blind = {"meter": toys.BlindMeter(), "refine": False}
+    with mimose.attach(model, "1TiB", **blind) as session:
+        with pytest.raises(ValueError, match=r"no tensor .* shift="):
+            _off(inner, batch, session=session, **options)
+        with pytest.raises(ValueError, match=r"No gradient .* shift="):
+            list(session.micro_batches(batch, loss="tokens"))
+        assert all(p.grad is None for p in model.parameters())
+        assert _off(inner, batch, session=session, shift=True, **options) < 1e-5
+        model.zero_grad()
+        assert _off(inner, batch, session=session, shift=True, **options) < 1e-5
+        model.zero_grad()
+        few = {name: tensor[:3] for name, tensor in batch.items()}
+        assert 1 == len(list(session.micro_batches(few, loss="tokens")))
+
+
+def test_a_loss_by_rows_is_doubted_only_where_it_is_one_of_labels(toys, caplog):
+    """That of transformers' CTC models is not, and is no mean over tokens either."""
+    model, batch = _decoder("llama")
+    with mimose.attach(model, "1TiB", meter=toys.BlindMeter()) as session:
+        for _ in range(2):
+            assert _off(model, batch, session=session) > 0.1
+            model.zero_grad()
+    assert 1 == caplog.text.count("loss='tokens'")
+    caplog.clear()
+    small = {"conv_dim": (16,), "conv_stride": (4,), "conv_kernel": (4,)}
+    small |= {"num_feat_extract_layers": 1, "mask_time_prob": 0.0, "layerdrop": 0.0}
+    small |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    small |= {"hidden_dropout": 0.0, "attention_dropout": 0.0, "final_dropout": 0.0}
+    small |= {"activation_dropout": 0.0, "feat_proj_dropout": 0.0}
+    small |= {"feat_extract_norm": "layer", "ctc_loss_reduction": "mean"}
+    model = transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**LAYERS, **small))
+    batch = {"input_values": torch.randn(4, 160), "labels": 1 + _ragged(5, 6)[1:]}
+    batch["labels"][batch["labels"] < 0] = -100
+    with mimose.attach(model.train(), "1TiB", meter=toys.BlindMeter()) as session:
+        assert _off(model, batch, session=session) < 1e-4
+        model.zero_grad()
+        with pytest.raises(ValueError, match=r"not zero in columns .* shift="):
+            _off(model, batch, session=session, loss="tokens")
+        assert all(p.grad is None for p in model.parameters())
+        assert _off(model, batch, session=session) < 1e-4
+    assert not caplog.text
+
+
+class _Scored(nn.Module):
+    """Scores each column, and takes the mean over what counts."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+        self.embed = nn.Embedding(WORDS, 8)
+        self.layers = nn.ModuleList(_Layer(8, 8) for _ in range(2))
+
+    def forward(self, ids, labels):
+        logits = self.embed(ids)
+        for layer in self.layers:
+            logits = layer(logits)
+        own, scores = labels, logits
+        if self.kind == "shifted":
+            own, scores = labels[:, 1:], logits[:, :-1]
+        losses = F.cross_entropy(scores.transpose(1, 2), own, reduction="none")
+        counted = own != -100
+        if self.kind == "by row":  # a mean over the rows, of each row's sum
+            counted = torch.ones(len(own))
+        return {"logits": logits, "loss": losses.sum() / counted.sum()}
+
+
+LOSSES = {
+    "by row": "rows",
+    "shifted": "tokens",
+    "not shifted": "tokens",
+    "counted": lambda part: (part["labels"] != -100).sum(),
+}
+
+
+@st.composite
+def _batches(draw):
+    """Draw a kind of loss, and two batches: padded rows, of whose labels some count."""
+    batches = []
+    for seed in draw(st.tuples(*[st.integers(0, 99)] * 2)):
+        numbers = np.random.default_rng(seed)
+        lengths = draw(st.lists(st.integers(1, 12), min_size=1, max_size=9))
+        shape = len(lengths), max(2, *lengths) + draw(st.integers(0, 2))
+        is_padding = np.arange(shape[1]) >= np.array(lengths)[:, None]
+        ids, labels = numbers.integers(3, WORDS, shape), numbers.integers(0, 8, shape)
+        share = draw(st.sampled_from([0.0, 0.1, 0.6, 1.0]))
+        ignored = is_padding | (numbers.random(shape) >= share)
+        ids, labels = np.where(is_padding, 0, ids), np.where(ignored, -100, labels)
+        mask = torch.from_numpy(~is_padding)
+        batches.append((torch.from_numpy(ids), torch.from_numpy(labels), mask))
+    return draw(st.sampled_from(sorted(LOSSES))), batches
+
+
+@given(drawn=_batches())
+@settings(deadline=None, max_examples=60)
+def test_any_batch_is_split_right_or_refused_before_it_is_trained(toys, drawn):
+    """Each row that counts comes once, and the gradients are those of the whole."""
+    kind, batches = drawn
+    torch.manual_seed(0)
+    model = _Scored(kind).double()
+    with mimose.attach(
+        model, "1TiB", layers=_Layer, meter=toys.BlindMeter()
+    ) as session:
+        for ids, labels, mask in batches:
+            whole = copy.deepcopy(model)
+            whole(ids, labels)["loss"].backward()
+            batch = {"ids": ids, "labels": labels, "attention_mask": mask}
+            batch["row"] = torch.arange(len(ids))
+            seen, total = [], 0.0
+            parts = session.micro_batches(batch, loss=LOSSES[kind])
+            model.zero_grad()
+            try:
+                for part, weight in parts:
+                    (weight * model(part["ids"], part["labels"])["loss"]).backward()
+                    seen += part["row"].tolist()
+                    total += weight
+            except ValueError as error:
+                assert "no label but the first" in str(error)
+                is_lone = (labels[:, 0] >= 0) & (labels[:, 1:] < 0).all(1)
+                assert is_lone.any()
+                assert all(p.grad is None for p in model.parameters())
+                return
+            counted = labels[:, int(kind == "shifted") :] != -100
+            rows = counted.any(1) | (kind == "by row")
+            assert sorted(seen) == rows.nonzero().flatten().tolist()
+            if not seen:
+                return
+            if kind != "shifted":
+                assert total == pytest.approx(1.0)
+            for own, other in zip(model.parameters(), whole.parameters(), strict=True):
+                most = other.grad.abs().max() + 1e-12
+                assert (own.grad - other.grad).abs().max() <= 1e-9 * most
+
+
+def test_columns_in_which_a_function_counts_are_not_cut():
+    """Whatever the lengths say: the mean is over them."""
+    model = nn.Sequential(_Layer(4, 4), _Layer(4, 4))
+    x, mask = torch.rand(5, 6, 4), torch.ones(5, 6)
+    mask[3, 2:] = mask[4] = 0
+    batch, lengths = {"x": x, "mask": mask}, [1, 2, 3, 2, 5]
+    loss = {"loss": lambda part: part["mask"].sum()}
+
+    def mean(part):
+        own = model(part["x"]).square().mean(2) * part["mask"]
+        return own.sum() / part["mask"].sum()
+
+    expected = torch.autograd.grad(mean(batch), list(model.parameters()))
+    with mimose.attach(model, "1TiB", layers=_Layer) as session:
+        for part, weight in session.micro_batches(batch, lengths=lengths, **loss):
+            (weight * mean(part)).backward()
+    for parameter, other in zip(model.parameters(), expected, strict=True):
+        assert (parameter.grad - other).abs().max() <= 1e-5 * other.abs().max()
+
+
 def _norm():
     return nn.Sequential(_Layer(4, 4), nn.BatchNorm1d(4), _Layer(4, 4))
 
@@ -245,13 +462,24 @@ def _norm():
         ),
         (ValueError, "'rows', 'tokens'", {"loss": "mean"}),
         (ValueError, "this batch has none", {"loss": "tokens"}),
+        (ValueError, "counted 1 of .* and 6 in all", {"loss": lambda part: 1.0}),
+        (ValueError, "counted 1 of", {"loss": lambda part: len(part["x"]) == 6}),
+        (ValueError, "at least -1", {"loss": lambda part: part["x"].sum() / -4}),
         (
             ValueError,
-            "all labels .* are -100",
-            {"loss": "tokens", "batch": {"labels": torch.full((6, 4), -100)}},
+            "3 dimensions .* ignore_index",
+            {"loss": "tokens", "batch": {"labels": torch.ones(6, 4, 2)}},
         ),
-        (ValueError, "counted 1 of .* and 3 in all", {"loss": lambda part: 1.0}),
-        (ValueError, "counted 0 of", {"loss": lambda part: len(part["x"]) == 6}),
+        (
+            ValueError,
+            "no tensor .* shift=",
+            {"loss": "tokens", "batch": {"labels": _ragged(7, 4)[1:]}},
+        ),
+        (
+            ValueError,
+            "no label but the first.*Give shift",
+            {"loss": "tokens", "batch": {"labels": _ragged(6, 4)}},
+        ),
     ],
 )
 def test_what_cannot_be_split_is_told(error, says, arguments):

@@ -38,7 +38,7 @@ from mimose.cost.measured import MeasuredStep, ran_least
 from mimose.cost.problem import Memory
 from mimose.memory.marks import Trace, analyse, without_readings
 from mimose.memory.meters import Meter
-from mimose.policy import LATELY, OTHERS, Decision, joined
+from mimose.policy import LATELY, OTHER_SIZES, OTHERS, Decision, joined
 from mimose.records import Peaks, StepRecord
 from mimose.runtime.seconds import Mark
 from mimose.tensors import tensors_in
@@ -684,8 +684,9 @@ class Steps:
         if window.planned is not None and (
             window.reason or window.planned != step_input
         ):
+            is_alike = window.planned.context == step_input.context
             for step in window.steps:
-                step.withdraw(window.reason or OTHERS)
+                step.withdraw(window.reason or (OTHER_SIZES if is_alike else OTHERS))
         actions: list[str] = []
         n_retries = 0
         for step in window.steps:

@@ -8,22 +8,41 @@ from typing import Any
 import pytest
 
 pytestmark = pytest.mark.timeout(300)  # all of a launch is its first test's
-_KINDS = ("ddp", "fsdp")
+_CASES: dict[str, dict[str, Any]] = {}
+for _kind in ("ddp", "fsdp"):
+    _CASES[_kind] = {"kind": _kind}
+    _CASES[f"{_kind}, counted"] = {"kind": _kind, "share": 0.3}
+    _CASES[f"{_kind}, tokens"] = {"kind": _kind, "loss": "tokens"}
 
 
 @pytest.fixture(scope="session")
 def trained(launch: Callable[..., Any]) -> Any:
     """Both kinds, on two ranks whose batches differ in rows and lengths."""
-    cases = {kind: {"kind": kind} for kind in _KINDS}
-    return launch("micro_batches:compare", cases, limit_seconds=240.0)
+    return launch("micro_batches:compare", _CASES, limit_seconds=240.0)
 
 
-@pytest.mark.parametrize("kind", _KINDS)
-def test_gradients_are_those_of_all_ranks_batches(trained: Any, kind: str) -> None:
+@pytest.fixture(scope="session")
+def refused(launch: Callable[..., Any]) -> Any:
+    """Batches of which nothing counts on one rank."""
+    cases = {kind: {"kind": kind} for kind in ("fsdp", "ddp")}
+    return launch("micro_batches:refuse", cases, limit_seconds=240.0)
+
+
+@pytest.mark.parametrize("kind", ["fsdp", "ddp"])
+def test_where_nothing_counts_on_one_rank_all_raise(refused: Any, kind: str) -> None:
+    """Before the first part; the others would wait for its gradients."""
+    first, second = refused[kind]
+    assert first.startswith("ValueError: nothing counts in the 14 rows")
+    assert second.startswith("OtherRankError: rank 0")
+
+
+@pytest.mark.parametrize("case", _CASES)
+def test_gradients_are_those_of_all_ranks_batches(trained: Any, case: str) -> None:
     """In the loop of one process: nobody says when gradients are reduced."""
-    for rank in trained[kind]:
+    for rank in trained[case]:
         assert rank["error"] <= 1e-10
-        assert all(sum(own) == pytest.approx(1.0) for own in rank["weights"])
+        known = rank["weights"][1 if "tokens" in case else 0 :]
+        assert all(sum(own) == pytest.approx(1.0) for own in known)
 
 
 def test_ranks_of_ddp_run_as_many_as_each_needs(trained: Any) -> None:

@@ -111,6 +111,33 @@ def test_planned_within_the_budget(toys, meter, kind):
     assert 0 < sum(record.n_recomputed for record in later) < 0.9 * calls
 
 
+@pytest.mark.parametrize("is_fixed", [True, False])
+def test_a_second_size_of_its_own(toys, meter, is_fixed):
+    """Queries and documents: in an ample budget none is recomputed whole.
+
+    In a tight one the largest are expected, so that few are, and none is over.
+    """
+    draw = random.Random(1)
+
+    def pair(model, rows):
+        first = _loss(model, 16 if is_fixed else draw.randrange(8, 24))
+        (first * _loss(model, draw.randrange(32, 128))).backward()
+
+    model, later = toys.chain(6), {}
+    for name, room in (("ample", 2**40), ("tight", _room(toys, meter, _pair))):
+        budget = meter.live_bytes() + room
+        with mimose.attach(model, budget, meter=meter) as session:
+            _train(model, [pair] * 100)
+        later[name] = list(session.records)[80:]
+        assert not any(record.is_over for record in session.records)
+    assert {"plan"} == {record.phase for record in later["ample"]}
+    assert {0} == {record.n_recomputed for record in later["ample"]}
+    reasons = {record.reason for record in later["ample"]} - {""}
+    assert all("other sizes" in reason for reason in reasons)
+    n_unplanned = sum("plan" != record.phase for record in later["tight"])
+    assert n_unplanned <= 0.1 * len(later["tight"])
+
+
 @pytest.mark.parametrize("kind", [_twice, _penalty])
 def test_several_backwards_recompute_everything(toys, meter, kind):
     """Through one graph they are exact; their records say so, and tell the peak."""
