@@ -25,6 +25,7 @@ from mimose.arguments import (
     raise_if_no_model,
 )
 from mimose.budget import Budget, format_bytes
+from mimose.collation import Collation
 from mimose.cost.problem import Memory, fill_problem, step_work
 from mimose.exceptions import (
     BudgetError,
@@ -215,6 +216,7 @@ class Session:
 
     Attributes:
         records: The `StepRecord` of the last 10,000 steps, oldest first.
+        collation: Learns from a `BatchSampler` how sizes follow from its batches.
     """
 
     def __init__(self, model: nn.Module, options: Options) -> None:
@@ -232,6 +234,8 @@ class Session:
         self._forecasts = Forecasts(self._engine)
         self.attempts = partial(Attempts, self._engine)
         self._splitter = Splitter(self._engine, self._forecasts)
+        self.collation = Collation(self._engine)
+        self._engine.describer.on_call = self.collation.stepped
         try:
             self._engine.attach(model)
         except BaseException:
@@ -416,7 +420,9 @@ class Session:
                 has another number of rows; or no label counts.
             InfeasibleBudgetError: During the iteration: no plan fits a single row.
         """
-        return self._splitter.split(self._raise_if_detached(), batch, lengths, loss)
+        model = self._raise_if_detached()
+        parts = self._splitter.split(model, batch, lengths, loss)
+        return self.collation.split(parts)
 
     def watch(self, loader: Iterable[_Batch]) -> Iterable[_Batch]:
         """Read one batch ahead, so that the plan of the next step is ready in time.
@@ -490,7 +496,8 @@ class Session:
         contains no plans, because a new plan takes about a millisecond.
         """
         of = self._of if self._model is None else self._description(self._model)
-        return sealed({"of": of, **self._engine.state_dict()})
+        drawn = self.collation.state_dict()
+        return sealed({"of": of, **self._engine.state_dict(), "collation": drawn})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace what this session has learned by what another session learned.
@@ -511,8 +518,10 @@ class Session:
         before = self.state_dict()
         try:
             self._engine.load_state_dict(state)
+            self.collation.load_state_dict(state.get("collation", {}))
         except Exception as error:  # it may be made by hand
             self._engine.load_state_dict(before)
+            self.collation.load_state_dict(before["collation"])
             msg = f"the state is damaged: {type(error).__name__}: {error}"
             raise StateMismatchError(msg) from error
 

@@ -14,7 +14,7 @@ import itertools
 import math
 import operator
 import types
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -442,6 +442,8 @@ class Describer:
         """Whether a mask of the last call may hide something."""
         self.waits_for_masks = False
         """Whether layers differed because of a mask on an accelerator."""
+        self.on_call: Callable[[StepInput], None] | None = None
+        """Called with each step input before it runs."""
         self.renew()
 
     def renew(self) -> None:
@@ -514,6 +516,8 @@ class Describer:
             table.add(shape.sizes)
             found = StepInput(context, shape.sizes, has_gradients, structure), table
             self._seen[key] = found
+        if self.on_call is not None:
+            self.on_call(found[0])
         return found
 
     def _read_parameters(self) -> None:
