@@ -10,14 +10,15 @@ batches. The tables, and the number of batches drawn with each, reproduce an epo
 
 Note: [The longest come second]
 A session cannot predict sizes far beyond the measured ones, nor other numbers of rows
-before they have varied. So the sampler draws the longest samples early, and then
-batches of 2, 4 and 8 rows. They come second because the first step of a session is not
+before they have varied. So the sampler draws the longest samples early, between two
+batches of the most rows. They come second because the first step of a session is not
 measured.
 
 Note: [Twice what was trained]
 The sampler tells `session.collation` what it draws, and that learns which sizes of the
 model's inputs follow. Whatever it has learned, a batch of several samples has at most
-twice the samples, and twice the elements, of the largest batch that was trained.
+twice the samples, and twice the tokens, of the largest batch that was trained. While
+that limits the rows, a round has one batch, one of the largest.
 """
 
 from __future__ import annotations
@@ -80,8 +81,11 @@ _GRID = sorted({round(1.03**k) for k in range(400)})
 
 _Ints: TypeAlias = NDArray[np.int64]
 _Table: TypeAlias = list[int] | None
-"""Rows at each anchor, 0 where not known yet, then the most rows and the most tokens of
-a batch: [Twice what was trained]. Empty if nothing is known; None for fixed rows."""
+"""Rows at each anchor, 0 where not known yet; then the most rows and the most tokens of
+a batch, and whether they limit the rows: [Twice what was trained]. Empty if nothing is
+known; None for fixed rows."""
+_N_OTHERS = 3
+"""Numbers of a table that are not rows."""
 _NO_LIMIT = 2**53
 
 
@@ -265,6 +269,7 @@ class BatchSampler(Sampler[list[int]]):
             if (not left or now < budget) and not self._is_frozen:
                 self._renew()
                 left = min(max(_ROUND, self._n_asked // _OF_DRAWN), _LONG_ROUND)
+                left = 1 if self._grows() else left
             budget = now
             left -= 1
             self._n_asked += 1
@@ -471,6 +476,12 @@ class BatchSampler(Sampler[list[int]]):
             batches = [batches[i] for i in rng.permutation(len(batches))]
         if table == []:
             batches = [batches[i] for i in self._first_order(batches)]
+        if self._grows():
+            size = {
+                i: self._lengths[self._order[b]].sum() * len(b)
+                for i, b in enumerate(batches)
+            }
+            batches = [batches[i] for i in sorted(size, key=size.__getitem__)[::-1]]
         steps = [batches[i : i + n] for i in range(0, len(batches), n)]
         self._steps = steps[::-1]
 
@@ -483,10 +494,9 @@ class BatchSampler(Sampler[list[int]]):
         n, places = self._world_size, range(len(batches))
         longest = [i for i in places if self._is_longest[batches[i]].any()]
         others = [i for i in places if i not in longest]
-        rest, wider = others[n:], []
-        for n_rows in _FIRST_ROWS[1:]:
-            wider += [i for i in rest if len(batches[i]) == n_rows][:n]
-        return [*others[:n], *longest, *wider, *(i for i in rest if i not in wider)]
+        wide = sorted(others, key=lambda i: -len(batches[i]))[: 2 * n]
+        rest = [i for i in others if i not in wide]
+        return [*wide[:n], *longest, *wide[n:], *rest]
 
     def _full(self, places: _Ints) -> list[_Ints]:
         """Return full batches, as many for each rank; what remains is left out.
@@ -562,7 +572,7 @@ class BatchSampler(Sampler[list[int]]):
             # No more tokens than the longest sample has, or two rows.
             least = np.where(tokens <= self._half_tokens, 2, 1)
             rows = (self._most_tokens / tokens).clip(least, _FEW)
-            *known, limit, most_tokens = self._table or (_NO_LIMIT, _NO_LIMIT)
+            *known, limit, most_tokens, _ = self._table or (_NO_LIMIT, _NO_LIMIT, 0)
             if any(known):
                 found = np.array(known, dtype=float)
                 there = self._at_anchors.sum(axis=1)
@@ -589,10 +599,12 @@ class BatchSampler(Sampler[list[int]]):
                 distributed.all_gather_object(tables, table)
                 table = list(map(min, *tables)) if all(tables) else []
         is_same = bool(self._history) and table == before
-        self.is_settled = is_same and any((table or ())[:-2])
+        self.is_settled = is_same and any((table or ())[:-_N_OTHERS])
         if not is_same:
             self._take(table)
-            has_grown = sum((table or ())[:-2]) > 1.25 * sum((before or ())[:-2])
+            has_grown = sum((table or ())[:-_N_OTHERS]) > 1.25 * sum(
+                (before or ())[:-_N_OTHERS]
+            )
             if has_grown and before and torch.accelerator.is_available():
                 torch.accelerator.empty_cache()  # blocks of smaller batches are gaps
 
@@ -605,6 +617,7 @@ class BatchSampler(Sampler[list[int]]):
         """
         known, shape = self._table or [], None
         why = "too few of its steps could be paired with batches that were drawn"
+        session.collation.end_turn()
         try:
             session.forecast({})
         except MimoseError as error:  # nothing is measured yet, or it was detached
@@ -621,19 +634,26 @@ class BatchSampler(Sampler[list[int]]):
                 )
             return known
         session.forecast(dict.fromkeys(self._names, 1))
-        before = known[:-2] or [0] * len(self._at_anchors)
+        before = known[:-_N_OTHERS] or [0] * len(self._at_anchors)
         rows = [
             self._best_rows(session, lengths, old)
             for lengths, old in zip(self._at_anchors, before, strict=True)
         ]
         tokens = self._at_anchors.sum(axis=1)
-        needed = (
-            max(_FEW, *rows),
-            max(self._most_tokens, 2 * self._half_tokens, *(rows * tokens)),
-        )
-        most = (2 * n for n in session.collation.most)
-        limits = (m if m < n else _NO_LIMIT for m, n in zip(most, needed, strict=True))
-        return [*rows, *limits]
+        samples, elements = (2 * most for most in session.collation.most)
+        most = np.minimum(samples, elements / tokens)
+        needs_rows = max(_FEW, *rows)
+        needs_tokens = max(self._most_tokens, 2 * self._half_tokens, *(rows * tokens))
+        return [
+            *rows,
+            samples if samples < needs_rows else _NO_LIMIT,
+            elements if elements < needs_tokens else _NO_LIMIT,
+            int(np.any((np.array(rows) > 1) & (np.array(rows) > 0.9 * most - 1.0))),
+        ]
+
+    def _grows(self) -> bool:
+        """Whether the largest batch so far limits the rows."""
+        return bool(self._table and self._table[-1])
 
     def _best_rows(self, session: Session, lengths: _Ints, old: int) -> int:
         """Return the rows that train the most tokens a second; 0 if not known.
@@ -645,9 +665,9 @@ class BatchSampler(Sampler[list[int]]):
         """
         tokens = int(lengths.sum())
         doubling = _DOUBLING_OF_SEVERAL if len(lengths) > 1 else _DOUBLING
-        samples, elements = session.collation.most
-        limits = 2 * samples, 2 * elements / tokens, self._max_rows or _GRID[-1]
-        most = max(1, min(*limits, (self._max_tokens or math.inf) / tokens))
+        samples, elements = (2 * most for most in session.collation.most)
+        most = min(self._max_rows or _GRID[-1], (self._max_tokens or math.inf) / tokens)
+        most = max(1, min(most, samples, elements / tokens))
 
         def ask(n: int, budget: int | None = None, share: int = 1) -> Forecast:
             own = np.maximum(1, lengths // share)

@@ -14,8 +14,8 @@ A size may follow a feature of the batch, such as its samples or the sum of a le
 a line, rounded up to a multiple, perhaps cut at a most. With g the greatest common
 divisor of the sizes, a feature x explains them if there is a line with
 ``size - g < a x + b <= size``. At first several features do; then the largest of their
-predictions counts. If none does, the bound is the largest ``size / x`` so far, unless
-``size / x`` grows with the batch for every x.
+predictions counts. If none does, the bound is the largest ``size / x`` of batches about
+as large, unless ``size / x`` grows with the batch for every x.
 """
 
 from __future__ import annotations
@@ -72,6 +72,23 @@ class _Line(NamedTuple):
         return found
 
 
+class _Bound(NamedTuple):
+    """The largest ratio of a size to a feature, of batches about as large or larger."""
+
+    feature: int
+    known: _Numbers
+    """(n,) The feature of known batches, the largest first."""
+    ratios: _Numbers
+    """(n,) Their sizes divided by it."""
+
+    def at(self, features: _Numbers) -> _Numbers:
+        """Return (1,) sizes; `features` is that of one batch."""
+        x = features[self.feature]
+        n = max(_FEWEST_OF_BOUND, int(np.sum(self.known >= x[0] / 2.0)))
+        found: _Numbers = np.ceil(self.ratios[:n].max() * x - 1e-9)
+        return found
+
+
 class Collation:
     """Pairs the batches that a sampler draws with steps, and predicts sizes from them.
 
@@ -90,34 +107,41 @@ class Collation:
         """Batches and the sizes of their steps, by structure and number of lengths."""
         self._loaded: set[str] = set()
         """The keys whose pairs are all from a loaded state."""
-        self._rules: dict[tuple[str, int], list[_Line]] = {}
+        self._rules: dict[tuple[str, int], Sequence[_Line | _Bound]] = {}
         self.most = 0, 0
         self._waiting: deque[Drawn] = deque()
         self._steps: list[tuple[str, Sizes]] = []
+        self._is_split = False
         self.begin()
 
     # ------------------------------------------------------------------ pairs
 
     def begin(self) -> None:
         """Begin to draw anew: batches that still wait are not trained any more."""
-        self._pair(len(self._waiting), self._steps)
+        self._pair(len(self._waiting), [] if self._is_split else self._steps)
         self._waiting.clear()
         self._steps, self._n_drawn, self._is_split = [], 0, False
-        self._first: list[tuple[str, Sizes]] | None = []
-        """The steps of the first turn, until the second turn has drawn; then None."""
+        self._is_first = True
+        self._of_first: list[tuple[str, Sizes]] | None = None
+        """The steps of the first turn, while the second one draws."""
 
     def drew(self, batch: Drawn) -> None:
         """Record a batch that is drawn: Note: [Which step trains a batch]."""
-        if self._steps:
-            steps = [] if self._is_split else self._steps
-            if self._first is None or self._n_drawn == 1:
-                self._pair(self._n_drawn, steps)
-                self._first = None
-            else:
-                self._first = steps
-            self._steps, self._n_drawn, self._is_split = [], 0, False
+        self.end_turn()
         self._waiting.append(batch)
         self._n_drawn += 1
+
+    def end_turn(self) -> None:
+        """Pair the steps since the last draw, if there were any."""
+        if not self._steps:
+            return
+        steps = [] if self._is_split else self._steps
+        if self._is_first and self._n_drawn > 1:
+            self._of_first = steps
+        else:
+            self._pair(self._n_drawn, steps)
+        self._steps, self._n_drawn, self._is_split = [], 0, False
+        self._is_first = False
 
     def stepped(self, step_input: StepInput) -> None:
         """Record a training forward that begins.
@@ -126,9 +150,9 @@ class Collation:
         """
         if not self._waiting or self._engine.steps.has_window:
             return
-        if self._first and not self._steps:
-            self._pair(self._n_drawn, self._first)
-            self._first = None
+        if self._of_first is not None:
+            self._pair(self._n_drawn, self._of_first)
+            self._of_first = None
         if len(self._steps) <= _MOST_STEPS:
             self._steps.append((step_input.structure, step_input.sizes))
 
@@ -262,7 +286,7 @@ def _features(batches: NDArray[np.int64]) -> _Numbers:
     return np.vstack([samples, sums, largest, padded, *special, ones])
 
 
-def _rules(batches: NDArray[np.int64], sizes: _Numbers) -> list[_Line]:
+def _rules(batches: NDArray[np.int64], sizes: _Numbers) -> Sequence[_Line | _Bound]:
     """Return the lines that explain sizes, else a bound; none if there is none.
 
     Args:
@@ -289,7 +313,7 @@ def _rules(batches: NDArray[np.int64], sizes: _Numbers) -> list[_Line]:
 
 
 def _lines(features: _Numbers, sizes: _Numbers) -> list[_Line]:
-    """Return a line for each feature that explains the sizes: [Rules of sizes]."""
+    """Return lines for each feature that explains the sizes: [Rules of sizes]."""
     found = []
     multiple = int(np.gcd.reduce(sizes.astype(np.int64)))
     rise = sizes[:, None] - sizes
@@ -300,25 +324,25 @@ def _lines(features: _Numbers, sizes: _Numbers) -> list[_Line]:
             continue
         low = max(0.0, ((rise - multiple)[is_ahead] / run[is_ahead]).max())
         high = ((rise + multiple)[is_ahead] / run[is_ahead]).min()
-        if low < high:  # the largest slope, a whole one if there is any
-            whole = math.ceil(high) - 1
-            slope = float(whole) if whole > low else high - 1e-3 * (high - low)
-            offset = float((sizes - slope * x).min())
-            found.append(_Line(at, slope, offset, multiple))
+        if low < high:  # the largest whole slope, or else the least and the largest
+            whole, near = math.ceil(high) - 1.0, 1e-3 * (high - low)
+            for slope in (whole,) if whole > low else (low + near, high - near):
+                offset = float((sizes - slope * x).min())
+                found.append(_Line(at, slope, offset, multiple))
     return found
 
 
 def _bound(
     features: _Numbers, sizes: _Numbers, orders: Sequence[NDArray[np.int64]]
-) -> list[_Line]:
-    """Return the tightest bound ``most * x`` as a list of one; none if all grow.
+) -> list[_Bound]:
+    """Return the tightest bound of ``size / x`` as a list of one; none if all grow.
 
     Args:
         features: (n_features, n_batches)
         sizes: (n_batches,)
         orders: Measures of a batch, with any of which ``size / x`` may grow.
     """
-    best: tuple[float, _Line] | None = None
+    best: tuple[float, _Bound] | None = None
     for at, x in enumerate(features):
         if x.min() <= 0.0:
             continue
@@ -330,5 +354,6 @@ def _bound(
             for large, small in halves
         )
         if not grows and (best is None or tightness < best[0]):
-            best = tightness, _Line(at, ratio.max())
+            order = np.argsort(-x, kind="stable")
+            best = tightness, _Bound(at, x[order], ratio[order])
     return [] if best is None else [best[1]]
