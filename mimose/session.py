@@ -630,7 +630,8 @@ class Session:
 
         Args:
             shape: Sizes by name, as for `explain`. Sizes that you do not name are those
-                of the last step.
+                of the last step: name all that grow with a batch, such as nodes and
+                edges (``forecast().shape`` has the sizes that vary).
             budget: The budget of the step, as for `attach`; None for the session's.
             accumulating: Whether gradients exist when the step begins, as in all but
                 the first micro-step of an accumulation. None: as in one of the last two
@@ -662,7 +663,7 @@ class Session:
             rows = session.largest({"input_ids.1": 512}, vary="input_ids.0", most=256)
 
         Args:
-            shape: The other sizes by name, as for `forecast`.
+            shape: The other sizes by name, as for `forecast`. They stay the same.
             vary: The name of the size to vary.
             budget: As for `forecast`.
             most: The largest value to consider; None for as far as predictions are
@@ -704,7 +705,7 @@ class Session:
         return fill_problem(self._engine.learner.model, step_input, memory)
 
     def _pace(self) -> dict[str, Any]:
-        """Return the fields of a `Summary` about seconds: fixed, and of each row."""
+        """Return the fields of a `Summary` about seconds: fixed, and of the batch."""
         last, model = self._engine.last, self._engine.learner.model
         if last is None or last[0].context not in model.patterns:
             return {}
@@ -713,12 +714,8 @@ class Session:
         if rates is None or len(step_input.sizes) != len(table.names):
             return {}
         keep = [model.menu.first] * len(model.pattern(step_input).calls)
-        name, rows = table.rows(step_input.sizes)
         seconds, fixed, _ = rates.parts(*step_work(model, step_input, keep))
-        return {
-            "fixed_seconds": fixed,
-            "row_seconds": {name: (seconds - fixed) / rows},
-        }
+        return {"fixed_seconds": fixed, "batch_seconds": seconds - fixed}
 
     def _asked(
         self, shape: Mapping[str, int] | None

@@ -239,12 +239,6 @@ class SizeTable:
         named = zip(self._spoken, self._group, strict=True)
         return min((name for name, c in named if c == column), key=_rank)
 
-    def rows(self, sizes: tuple[int, ...]) -> tuple[str, int]:
-        """Return the name and value of the batch's size."""
-        columns = sorted(set(self._group))
-        first = next((c for c in columns if self.names[c].endswith(".0")), columns[0])
-        return self._name(first), sizes[first]
-
     def column(self, name: str) -> int | None:
         """Return the column of a size's group; None for an unknown name."""
         at = self._index.get(name)

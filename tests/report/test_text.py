@@ -40,7 +40,6 @@ def _report(records, width):
         "kept_units": {"encoder.layer.3": "it returned something else when run again"},
         "inexact_layers": {"bert.encoder.layer.4": "its kernels are not deterministic"},
         "largest_to_come": {"labels.1": 900},
-        "row_seconds": {"labels.0": 0.2},
         "budget_range": (1, 1),
         "host": None,
         "agreement": None,
