@@ -82,10 +82,11 @@ _GRID = sorted({round(1.03**k) for k in range(400)})
 _Ints: TypeAlias = NDArray[np.int64]
 _Table: TypeAlias = list[int] | None
 """Rows at each anchor, 0 where not known yet; then the most rows and the most tokens of
-a batch, and whether they limit the rows: [Twice what was trained]. Empty if nothing is
-known; None for fixed rows."""
-_N_OTHERS = 3
+a batch: [Twice what was trained]. Empty if nothing is known; None for fixed rows."""
+_N_OTHERS = 2
 """Numbers of a table that are not rows."""
+_NEARLY = 0.9
+"""Rows are limited by twice what was trained from this share of it on."""
 _NO_LIMIT = 2**53
 
 
@@ -231,7 +232,7 @@ class BatchSampler(Sampler[list[int]]):
         self.n_drawn = 0
         self._loaded: Mapping[str, Any] | None = None
         """The state that was loaded in this epoch."""
-        self._is_begun = self._is_over = self._is_frozen = False
+        self._is_begun = self._is_over = self._is_frozen = self._grows = False
         self._history: list[tuple[int, _Table]] = []
         """Each table, and the number of batches drawn before it."""
         self._order = self._sorted()
@@ -269,7 +270,7 @@ class BatchSampler(Sampler[list[int]]):
             if (not left or now < budget) and not self._is_frozen:
                 self._renew()
                 left = min(max(_ROUND, self._n_asked // _OF_DRAWN), _LONG_ROUND)
-                left = 1 if self._grows() else left
+                left = 1 if self._grows else left
             budget = now
             left -= 1
             self._n_asked += 1
@@ -476,14 +477,24 @@ class BatchSampler(Sampler[list[int]]):
             batches = [batches[i] for i in rng.permutation(len(batches))]
         if table == []:
             batches = [batches[i] for i in self._first_order(batches)]
-        if self._grows():
-            size = {
-                i: self._lengths[self._order[b]].sum() * len(b)
-                for i, b in enumerate(batches)
-            }
-            batches = [batches[i] for i in sorted(size, key=size.__getitem__)[::-1]]
+        limited = self._limited(batches)[:n]
+        self._grows = bool(limited)
+        batches = [batches[i] for i in dict.fromkeys([*limited, *range(len(batches))])]
         steps = [batches[i : i + n] for i in range(0, len(batches), n)]
         self._steps = steps[::-1]
+
+    def _limited(self, batches: Sequence[_Ints]) -> list[int]:
+        """Return the batches that what was trained limits, the largest first."""
+        *_, most_rows, most_tokens = self._table or (_NO_LIMIT, _NO_LIMIT)
+        if most_rows == _NO_LIMIT == most_tokens:
+            return []
+        size: dict[int, int] = {}
+        for i, batch in enumerate(batches):
+            tokens = self._lengths[self._order[batch]].sum(axis=1)
+            most = min(most_rows, most_tokens / tokens.max())
+            if 1 < len(batch) > _NEARLY * most - 1.0:
+                size[i] = int(tokens.sum()) * len(batch)
+        return sorted(size, key=size.__getitem__, reverse=True)
 
     def _first_order(self, batches: Sequence[_Ints]) -> list[int]:
         """Return the order before anything is known: Note: [The longest come second].
@@ -572,7 +583,7 @@ class BatchSampler(Sampler[list[int]]):
             # No more tokens than the longest sample has, or two rows.
             least = np.where(tokens <= self._half_tokens, 2, 1)
             rows = (self._most_tokens / tokens).clip(least, _FEW)
-            *known, limit, most_tokens, _ = self._table or (_NO_LIMIT, _NO_LIMIT, 0)
+            *known, limit, most_tokens = self._table or (_NO_LIMIT, _NO_LIMIT)
             if any(known):
                 found = np.array(known, dtype=float)
                 there = self._at_anchors.sum(axis=1)
@@ -644,16 +655,9 @@ class BatchSampler(Sampler[list[int]]):
         most = np.minimum(samples, elements / tokens)
         needs_rows = max(_FEW, *rows)
         needs_tokens = max(self._most_tokens, 2 * self._half_tokens, *(rows * tokens))
-        return [
-            *rows,
-            samples if samples < needs_rows else _NO_LIMIT,
-            elements if elements < needs_tokens else _NO_LIMIT,
-            int(np.any((np.array(rows) > 1) & (np.array(rows) > 0.9 * most - 1.0))),
-        ]
-
-    def _grows(self) -> bool:
-        """Whether the largest batch so far limits the rows."""
-        return bool(self._table and self._table[-1])
+        is_near = (np.array(rows) > 1) & (np.array(rows) > _NEARLY * most - 1.0)
+        binds = is_near.any() or samples < needs_rows or elements < needs_tokens
+        return [*rows, *((samples, elements) if binds else (_NO_LIMIT, _NO_LIMIT))]
 
     def _best_rows(self, session: Session, lengths: _Ints, old: int) -> int:
         """Return the rows that train the most tokens a second; 0 if not known.

@@ -65,7 +65,7 @@ def ask(settings: Settings, options: Options) -> Answer:
         answer.bars.append(Bar(f"c: {what}", sum(row[what] for row in ours), 0))
     for line in answer.table:
         if line["c/a"]:
-            bar = PLACES[str(line["place"])][-1]
+            bar = PLACES[str(line["place"])].bar
             what = f"{line['place']}: c ÷ a"
             answer.bars.append(Bar(what, line["c/a"], at_least=bar))  # type: ignore[arg-type]
     return answer
