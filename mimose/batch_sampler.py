@@ -56,7 +56,7 @@ _ROUND, _LONG_ROUND = 4, 64
 _OF_DRAWN = 4
 """A round has this fraction of all batches drawn so far: forecasts change less and
 less, and each table takes time of the host."""
-_DOUBLING, _DOUBLING_OF_SEVERAL = 0.03, 0.05
+_DOUBLING, _DOUBLING_OF_SEVERAL, _DOUBLING_UNPADDED = 0.03, 0.05, 0.005
 """By this share a batch twice as large must raise the tokens a second. Padding of
 several lengths costs the second: 5% of T5-large's tokens at 6,400 tokens a batch, 8% at
 13,000 and 11% at 17,000, but 0.4% to 0.7% of BERT-large's."""
@@ -82,8 +82,9 @@ _GRID = sorted({round(1.03**k) for k in range(400)})
 _Ints: TypeAlias = NDArray[np.int64]
 _Table: TypeAlias = list[int] | None
 """Rows at each anchor, 0 where not known yet; then the most rows and the most tokens of
-a batch: [Twice what was trained]. Empty if nothing is known; None for fixed rows."""
-_N_OTHERS = 2
+a batch, [Twice what was trained], and whether short samples are padded. Empty if
+nothing is known; None for fixed rows."""
+_N_OTHERS = 3
 """Numbers of a table that are not rows."""
 _NEARLY = 0.9
 """Rows are limited by twice what was trained from this share of it on."""
@@ -101,8 +102,9 @@ class BatchSampler(Sampler[list[int]]):
     Each sample comes once an epoch. For each length the sampler chooses the number of
     rows that trains the most tokens a second, under the plan that `session` would make
     and with the time of the optimizer step. It takes a batch twice as large only if
-    that raises the tokens a second by 3%, or with several lengths, which pad more, by
-    5%. (A step has a fixed time that more rows share: the line of PAPAYA.)
+    that raises the tokens a second by 3%, with several lengths, which pad more, by 5%,
+    or where nothing is padded by 0.5%. (A step has a fixed time that more rows share:
+    the line of PAPAYA.)
 
     The first batches are small, because the session has measured nothing yet: up to 8
     rows, and at most as many tokens as the longest sample. They grow as the session
@@ -485,15 +487,16 @@ class BatchSampler(Sampler[list[int]]):
 
     def _limited(self, batches: Sequence[_Ints]) -> list[int]:
         """Return the batches that what was trained limits, the largest first."""
-        *_, most_rows, most_tokens = self._table or (_NO_LIMIT, _NO_LIMIT)
+        *_, most_rows, most_tokens, _ = self._table or (_NO_LIMIT, _NO_LIMIT, 1)
         if most_rows == _NO_LIMIT == most_tokens:
             return []
         size: dict[int, int] = {}
         for i, batch in enumerate(batches):
             tokens = self._lengths[self._order[batch]].sum(axis=1)
-            most = min(most_rows, most_tokens / tokens.max())
-            if 1 < len(batch) > _NEARLY * most - 1.0:
-                size[i] = int(tokens.sum()) * len(batch)
+            n, total = len(batch), tokens.sum()
+            shares = (n + 1) / most_rows, (total + tokens.max()) / most_tokens
+            if n > 1 and max(shares) > _NEARLY:
+                size[i] = int(total) * n
         return sorted(size, key=size.__getitem__, reverse=True)
 
     def _first_order(self, batches: Sequence[_Ints]) -> list[int]:
@@ -544,17 +547,26 @@ class BatchSampler(Sampler[list[int]]):
         """
         lengths = self._lengths[self._order[places]]
         rows = self._rows(lengths)
+        is_padded = not self._table or bool(self._table[-1])
+        filled = np.concatenate([[0.0], np.cumsum(1.0 / rows)])
+        """How many batches the samples before fill, if each takes its share of one."""
         first = _FIRST_ROWS if self._table == [] else (len(places),)
         turns = itertools.cycle(first) if sizes is None else iter(sizes)
         batches, at, lacks = [], 0, 0
         while at < len(places):
-            most = min(int(rows[at]), next(turns, len(places)))
+            turn = next(turns, len(places))
+            most = min(int(rows[at]), turn)
             end = min(at + most, len(places))
-            if lengths.shape[1] > 1:
+            if not is_padded:
+                full = filled[at] + 1.0 + 1e-9
+                fits = int(np.searchsorted(filled, full, "right")) - 1 - at
+                spare = int((full - filled[-1]) * rows[-1]) if full > filled[-1] else 0
+                most = min(fits + spare, turn)
+            elif lengths.shape[1] > 1:
                 most = min(most, int(self._rows(lengths[at:end].max(0)[None])[0]))
             else:
                 most = min(most, int(rows[at:end].min()))
-            end = min(end, at + most)
+            end = min(len(places), at + most)
             batches.append(places[at:end])
             lacks = at + most - end
             at = end
@@ -569,7 +581,7 @@ class BatchSampler(Sampler[list[int]]):
         return step
 
     def _rows(self, lengths: _Ints) -> NDArray[np.float64]:
-        """Return (n_batches,) the rows of batches.
+        """Return (n_batches,) the rows of batches, before they are rounded down.
 
         Args:
             lengths: (n_batches, n_names) The longest sample of each batch.
@@ -583,7 +595,7 @@ class BatchSampler(Sampler[list[int]]):
             # No more tokens than the longest sample has, or two rows.
             least = np.where(tokens <= self._half_tokens, 2, 1)
             rows = (self._most_tokens / tokens).clip(least, _FEW)
-            *known, limit, most_tokens = self._table or (_NO_LIMIT, _NO_LIMIT)
+            *known, limit, most_tokens, _ = self._table or (_NO_LIMIT, _NO_LIMIT, 1)
             if any(known):
                 found = np.array(known, dtype=float)
                 there = self._at_anchors.sum(axis=1)
@@ -594,8 +606,8 @@ class BatchSampler(Sampler[list[int]]):
         if self._max_tokens is not None:
             rows = np.minimum(rows, self._max_tokens / tokens)
         most = min(self._max_rows or math.inf, limit)
-        whole: NDArray[np.float64] = np.floor(rows.clip(1.0, most))
-        return whole
+        limited: NDArray[np.float64] = rows.clip(1.0, most)
+        return limited
 
     # ------------------------------------------------------------------ tables
 
@@ -655,9 +667,11 @@ class BatchSampler(Sampler[list[int]]):
         most = np.minimum(samples, elements / tokens)
         needs_rows = max(_FEW, *rows)
         needs_tokens = max(self._most_tokens, 2 * self._half_tokens, *(rows * tokens))
+        is_padded = session.collation.pads(self._at_anchors.shape[1])
         is_near = (np.array(rows) > 1) & (np.array(rows) > _NEARLY * most - 1.0)
         binds = is_near.any() or samples < needs_rows or elements < needs_tokens
-        return [*rows, *((samples, elements) if binds else (_NO_LIMIT, _NO_LIMIT))]
+        limits = (samples, elements) if binds else (_NO_LIMIT, _NO_LIMIT)
+        return [*rows, *limits, int(is_padded)]
 
     def _best_rows(self, session: Session, lengths: _Ints, old: int) -> int:
         """Return the rows that train the most tokens a second; 0 if not known.
@@ -668,14 +682,16 @@ class BatchSampler(Sampler[list[int]]):
             old: The rows of the last table; 0 for none.
         """
         tokens = int(lengths.sum())
+        collation = session.collation
         doubling = _DOUBLING_OF_SEVERAL if len(lengths) > 1 else _DOUBLING
-        samples, elements = (2 * most for most in session.collation.most)
+        doubling = doubling if collation.pads(len(lengths)) else _DOUBLING_UNPADDED
+        samples, elements = (2 * most for most in collation.most)
         most = min(self._max_rows or _GRID[-1], (self._max_tokens or math.inf) / tokens)
         most = max(1, min(most, samples, elements / tokens))
 
         def ask(n: int, budget: int | None = None, share: int = 1) -> Forecast:
             own = np.maximum(1, lengths // share)
-            return session.forecast(session.collation.shape(_drawn(n, own)), budget)
+            return session.forecast(collation.shape(_drawn(n, own)), budget)
 
         def score(at: int) -> float:
             """Return the logarithm of rows a second, less the gain that is required."""

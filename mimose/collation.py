@@ -213,6 +213,11 @@ class Collation:
             found[name] = size
         return found
 
+    def pads(self, n_lengths: int) -> bool:
+        """Whether a size follows from the longest sample, so that others are padded."""
+        whole, half = n_lengths * (1000,), n_lengths * (500,)
+        return self.shape((2, *whole, *whole)) != self.shape((2, *whole, *half))
+
     def _predict(self, key: str, column: int, batch: Drawn) -> int | None:
         if key not in self._pairs:
             return None

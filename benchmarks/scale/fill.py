@@ -55,7 +55,7 @@ PLACES: Mapping[str, Place] = {
         *(_OTHERS["texts"], 16, 8000, "whole", 0.98), ("x.1",), adds=True, **_PLAIN
     ),
     "graphs": Place(
-        *(_OTHERS["graphs"], 16, 4000, "whole", 1.1),
+        *(_OTHERS["graphs"], 5, 4000, "whole", 1.1),
         **{"names": ("x.0", "edge_index.1"), "adds": True, **_PLAIN},
     ),
     "time-first": Place(
