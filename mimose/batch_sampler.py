@@ -235,6 +235,7 @@ class BatchSampler(Sampler[list[int]]):
         self._loaded: Mapping[str, Any] | None = None
         """The state that was loaded in this epoch."""
         self._is_begun = self._is_over = self._is_frozen = self._grows = False
+        self._is_exhausted = False  # a look may have drawn the last batches
         self._history: list[tuple[int, _Table]] = []
         """Each table, and the number of batches drawn before it."""
         self._order = self._sorted()
@@ -256,7 +257,7 @@ class BatchSampler(Sampler[list[int]]):
                 samples; or a size of the model's inputs has no bound.
         """
         _raise_if_skipping()
-        if self._is_over:
+        if self._is_over and (self._is_exhausted or self._loaded is None):
             self.epoch += 1
             self._reset()
         elif self._is_begun:
@@ -284,7 +285,7 @@ class BatchSampler(Sampler[list[int]]):
                 self._unreported.append(drawn)
                 self._report()
                 yield batch.tolist()
-        self._is_over = True
+        self._is_over = self._is_exhausted = True
 
     def _report(self) -> None:
         """Tell the session what was drawn."""
@@ -424,7 +425,7 @@ class BatchSampler(Sampler[list[int]]):
             self._take(table)
             while self.n_drawn < end:
                 self._draw()
-        self._is_over = bool(self._history) and not self._steps
+        self._is_over = self._is_exhausted = bool(self._history) and not self._steps
         if not self._history:
             self._table = state["table"]
         self._loaded = state

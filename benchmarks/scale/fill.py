@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
 
 _OTHERS = OF_OTHER_DIMENSIONS
-_PLAIN: Mapping[str, Any] = {"strategies": ("plain", "chunks")}
+_PLAIN: Mapping[str, Any] = {"strategies": ("plain",)}
 PLACES: Mapping[str, Place] = {
     "bert-large-16": Place(WORKLOADS["bert-large"], 16, 16000, "whole", 2.2),
     "bert-large-24": Place(WORKLOADS["bert-large"], 24, 16000, "whole", 2.2),
