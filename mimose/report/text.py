@@ -160,10 +160,11 @@ def _pace(fixed_seconds: float, batch_seconds: float) -> str:
     if batch_seconds <= 0.0:  # the times of these steps do not show it
         return text
     enough = (1.0 / _PAYS - 1.0) * fixed_seconds / batch_seconds / 2.0
-    at = f"From {enough:,.1f} times that batch on" if enough > 1.0 else "There"
+    from_where = f"{enough:,.1f} times that batch" if enough > 1.0 else "there"
     return (
-        f"{text}; the last shape adds {format_seconds(batch_seconds)}. {at}, a batch "
-        f"twice as large trains less than {_PAYS:.0%} more a second"
+        f"{text}; the last shape adds {format_seconds(batch_seconds)}. From "
+        f"{from_where} on, a batch twice as large trains less than {_PAYS:.0%} more a "
+        f"second"
     )
 
 
