@@ -224,6 +224,7 @@ class BatchSampler(Sampler[list[int]]):
 
     @session.setter
     def session(self, session: Session | None) -> None:
+        """Tell it what was drawn before."""
         self._session = session
         self._report()
 

@@ -47,8 +47,8 @@ _FEWEST, _FEWEST_OF_BOUND, _ENOUGH = 3, 8, 16
 """Different batches without which there is no rule, and no bound. With so many, a size
 without a bound is an error."""
 _GROWS = 1.5
-"""A bound's median ``size / x`` may differ by this factor between the smaller and the
-larger half of the batches."""
+"""A bound's ``size / x`` grows if its median and its largest value are by this factor
+larger in the larger half of the batches."""
 _MOST_STEPS = 64
 """A turn with more steps teaches nothing."""
 _SPECIAL = (-1, 1, 2)
@@ -355,7 +355,9 @@ def _bound(
         tightness = ratio.max() / ratio.mean()
         halves = [(ratio[o > np.median(o)], ratio[o <= np.median(o)]) for o in orders]
         grows = any(
-            len(large) and np.median(large) > _GROWS * np.median(small)
+            len(large)
+            and np.median(large) > _GROWS * np.median(small)
+            and large.max() > _GROWS * small.max()
             for large, small in halves
         )
         if not grows and (best is None or tightness < best[0]):
