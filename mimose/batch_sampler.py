@@ -10,14 +10,21 @@ batches. The tables, and the number of batches drawn with each, reproduce an epo
 
 Note: [The longest come second]
 A session cannot predict sizes far beyond the measured ones, nor other numbers of rows
-before they have varied. So the sampler draws the longest samples early, and then a
-batch of the most rows. They come second because the first step of a session is not
+before they have varied. So the sampler draws the longest samples early, between two
+batches of the most rows. They come second because the first step of a session is not
 measured.
+
+Note: [Twice what was trained]
+The sampler tells `session.collation` what it draws, and that learns which sizes of the
+model's inputs follow. Whatever it has learned, a batch of several samples has at most
+twice the samples, and twice the tokens, of the largest batch that was trained. While
+that limits the rows, a round has one batch, one of the largest.
 """
 
 from __future__ import annotations
 
 import functools
+import inspect
 import itertools
 import logging
 import math
@@ -49,7 +56,7 @@ _ROUND, _LONG_ROUND = 4, 64
 _OF_DRAWN = 4
 """A round has this fraction of all batches drawn so far: forecasts change less and
 less, and each table takes time of the host."""
-_DOUBLING, _DOUBLING_OF_SEVERAL = 0.03, 0.05
+_DOUBLING, _DOUBLING_OF_SEVERAL, _DOUBLING_UNPADDED = 0.03, 0.05, 0.005
 """By this share a batch twice as large must raise the tokens a second. Padding of
 several lengths costs the second: 5% of T5-large's tokens at 6,400 tokens a batch, 8% at
 13,000 and 11% at 17,000, but 0.4% to 0.7% of BERT-large's."""
@@ -74,8 +81,14 @@ _GRID = sorted({round(1.03**k) for k in range(400)})
 
 _Ints: TypeAlias = NDArray[np.int64]
 _Table: TypeAlias = list[int] | None
-"""Rows at each anchor, 0 where not known yet; empty if no anchor is known; None for
-fixed rows."""
+"""Rows at each anchor, 0 where not known yet; then the most rows and the most tokens of
+a batch, [Twice what was trained], and whether short samples are padded. Empty if
+nothing is known; None for fixed rows."""
+_N_OTHERS = 3
+"""Numbers of a table that are not rows."""
+_NEARLY = 0.9
+"""Rows are limited by twice what was trained from this share of it on."""
+_NO_LIMIT = 2**53
 
 
 class BatchSampler(Sampler[list[int]]):
@@ -89,12 +102,18 @@ class BatchSampler(Sampler[list[int]]):
     Each sample comes once an epoch. For each length the sampler chooses the number of
     rows that trains the most tokens a second, under the plan that `session` would make
     and with the time of the optimizer step. It takes a batch twice as large only if
-    that raises the tokens a second by 3%, or with several lengths, which pad more, by
-    5%. (A step has a fixed time that more rows share: the line of PAPAYA.)
+    that raises the tokens a second by 3%, with several lengths, which pad more, by 5%,
+    or where nothing is padded by 0.5%. (A step has a fixed time that more rows share:
+    the line of PAPAYA.)
 
     The first batches are small, because the session has measured nothing yet: up to 8
     rows, and at most as many tokens as the longest sample. They grow as the session
-    learns. If the session has loaded a state, batches are full from the start.
+    learns, and at most to twice the samples and the tokens of the largest batch that
+    was trained. If the session has loaded a state, batches are full from the start.
+
+    It does not matter how your loader makes a batch of samples: padded, one after the
+    other (graphs, texts without padding), or with time first. The session finds out
+    how the sizes of the model's inputs follow from the samples.
 
     The number of rows varies, so gradients are means over different numbers of rows,
     and a learning rate tuned for fixed rows may not fit. `max_rows` and `max_tokens`
@@ -109,8 +128,6 @@ class BatchSampler(Sampler[list[int]]):
     `Session.micro_batches` splits a batch that does not fit any more.
 
     Attributes:
-        session: The session that makes the forecasts. You can set it later; it is used
-            from the next round on.
         n_drawn: Batches that this rank has drawn in the current epoch.
         epoch: The number of the current epoch, or of the last one; the first is 0.
         is_settled: Whether the last round changed no number of rows.
@@ -119,9 +136,11 @@ class BatchSampler(Sampler[list[int]]):
 
     Args:
         lengths: (n_samples,) The length of each sample in tokens, integers of at least
-            1. If several sizes vary, a mapping from the name of a size (as in
-            `Session.forecast`) to its lengths:
-            ``{"input_ids.1": …, "labels.1": …}``. The tokens of a sample are their sum.
+            1. If several lengths matter, a mapping from the name of a size (as in
+            `Session.forecast`) to the lengths that it follows from, as their largest or
+            their sum: ``{"input_ids.1": …, "labels.1": …}``, or
+            ``{"x.0": nodes, "edge_index.1": edges}``. The tokens of a sample are the
+            sum of its lengths.
         session: Makes the forecasts. Without a session each batch has `max_rows` rows,
             or as many as `max_tokens` allows, or 8.
         shuffle: Whether each epoch has a new random order of batches, and of samples
@@ -130,8 +149,8 @@ class BatchSampler(Sampler[list[int]]):
         max_rows: The most rows of a batch.
         max_tokens: The most tokens of a batch, with padding. A longer sample is a batch
             by itself.
-        drop_last: Whether to leave out batches that are not full, and batches at the
-            end that not every rank would get.
+        drop_last: Whether all batches are full, and as many on each rank. The samples
+            that are left out for that are drawn anew in each epoch.
         rank: This process's rank; None to ask `torch.distributed`.
         world_size: The number of ranks; None to ask `torch.distributed`.
 
@@ -155,7 +174,7 @@ class BatchSampler(Sampler[list[int]]):
         world_size: int | None = None,
     ) -> None:
         by_name = lengths if isinstance(lengths, Mapping) else {"lengths": lengths}
-        self._names = list(lengths) if isinstance(lengths, Mapping) else None
+        self._names = list(lengths) if isinstance(lengths, Mapping) else []
         columns = [_checked(name, column) for name, column in by_name.items()]
         self._lengths: _Ints = np.stack(columns, axis=1)
         self._max_rows, self._max_tokens = (
@@ -176,7 +195,9 @@ class BatchSampler(Sampler[list[int]]):
         if len(self._lengths) < world_size:
             msg = f"{len(self._lengths)} samples are too few for {world_size} ranks"
             raise ValueError(msg)
-        self.session = session
+        self._session = session
+        self._unreported: list[tuple[int, ...]] = []
+        """What was drawn in this iteration while there was no session."""
         self._seed = check_integer("seed", seed, 0)
         self._shuffle, self._drop_last = bool(shuffle), bool(drop_last)
         self._rank, self._world_size = rank, world_size
@@ -193,12 +214,29 @@ class BatchSampler(Sampler[list[int]]):
         """Batches drawn in all epochs."""
         self._reset()
 
+    @property
+    def session(self) -> Session | None:
+        """The session that makes the forecasts.
+
+        You can set it later; it is used from the next round on.
+        """
+        return self._session
+
+    @session.setter
+    def session(self, session: Session | None) -> None:
+        """Tell it what was drawn before."""
+        self._session = session
+        self._report()
+
     # ------------------------------------------------------------------ an epoch
 
     def _reset(self) -> None:
         """Go to the start of the epoch."""
         self.n_drawn = 0
-        self._is_resumed = self._is_over = self._is_frozen = False
+        self._loaded: Mapping[str, Any] | None = None
+        """The state that was loaded in this epoch."""
+        self._is_begun = self._is_over = self._is_frozen = self._grows = False
+        self._is_exhausted = False  # a look may have drawn the last batches
         self._history: list[tuple[int, _Table]] = []
         """Each table, and the number of batches drawn before it."""
         self._order = self._sorted()
@@ -213,13 +251,22 @@ class BatchSampler(Sampler[list[int]]):
         """Yield the sample indices of each batch of an epoch.
 
         If the epoch is complete, the next one begins. If it was stopped in the middle,
-        it starts again from its beginning. If its state was loaded, it continues from
-        there.
+        it starts again: from its beginning, or from where a state was loaded.
+
+        Raises:
+            MimoseError: What iterates skips batches by their number, which loses
+                samples; or a size of the model's inputs has no bound.
         """
-        self.epoch += self._is_over
-        if self._is_over or (self.n_drawn and not self._is_resumed):
+        _raise_if_skipping()
+        if self._is_over and (self._is_exhausted or self._loaded is None):
+            self.epoch += 1
             self._reset()
-        self._is_resumed = False
+        elif self._is_begun:
+            self._restart(self._loaded)
+        self._is_begun = True
+        self._unreported.clear()
+        if self._session is not None:
+            self._session.collation.begin()
         left, budget = 0, 0
         while self._steps or not self._history:
             alone = self.session if self._world_size == 1 else None
@@ -227,14 +274,26 @@ class BatchSampler(Sampler[list[int]]):
             if (not left or now < budget) and not self._is_frozen:
                 self._renew()
                 left = min(max(_ROUND, self._n_asked // _OF_DRAWN), _LONG_ROUND)
+                left = 1 if self._grows else left
             budget = now
             left -= 1
             self._n_asked += 1
             if self._steps:  # with drop_last there may be no full batch left
-                batch = self._draw()[self._rank]
+                batch = self._order[self._draw()[self._rank]]
                 self._is_over = not self._steps
-                yield self._order[batch].tolist()
-        self._is_over = True
+                own = self._lengths[batch]
+                drawn = len(batch), *own.sum(axis=0).tolist(), *own.max(axis=0).tolist()
+                self._unreported.append(drawn)
+                self._report()
+                yield batch.tolist()
+        self._is_over = self._is_exhausted = True
+
+    def _report(self) -> None:
+        """Tell the session what was drawn."""
+        if self._session is not None:
+            for drawn in self._unreported:
+                self._session.collation.drew(drawn)
+            self._unreported.clear()
 
     def __len__(self) -> int:
         """Return the number of batches of the current epoch.
@@ -270,7 +329,7 @@ class BatchSampler(Sampler[list[int]]):
         Raises:
             MimoseError: A state of a later epoch was just loaded.
         """
-        if self._is_resumed and epoch < self.epoch:
+        if self._loaded is not None and epoch < self.epoch:
             msg = (
                 f"set_epoch({epoch}) would undo the state of epoch {self.epoch} that "
                 f"was loaded into mimose.BatchSampler: start your loop at "
@@ -349,9 +408,17 @@ class BatchSampler(Sampler[list[int]]):
             msg = (
                 f"the state belongs to another sampler, with {its}; this one has "
                 f"{own}. Make the sampler with the same samples, arguments and number "
-                f"of ranks, or start the epoch again without the state"
+                f"of ranks (a version 1, or none, is an older mimose's, which drew in "
+                f"another order), or start the epoch again without the state"
             )
             raise StateMismatchError(msg)
+        self._restart(state)
+
+    def _restart(self, state: Mapping[str, Any] | None) -> None:
+        """Go to where a state was saved, or to the start of the epoch."""
+        if state is None:
+            self._reset()
+            return
         self.epoch = state["epoch"]
         self._reset()
         ends = [*(n for n, _ in state["history"]), state["n_trained"]][1:]
@@ -359,13 +426,14 @@ class BatchSampler(Sampler[list[int]]):
             self._take(table)
             while self.n_drawn < end:
                 self._draw()
-        self._is_over = bool(self._history) and not self._steps
+        self._is_over = self._is_exhausted = bool(self._history) and not self._steps
         if not self._history:
             self._table = state["table"]
-        self._is_resumed = True
+        self._loaded = state
 
     def _description(self) -> dict[str, Any]:
         return {
+            "version": 2,
             "samples": len(self._lengths),
             "tokens": int(self._lengths.sum()),
             "seed": self._seed,
@@ -398,9 +466,9 @@ class BatchSampler(Sampler[list[int]]):
         """Cut the remaining samples into batches by a table."""
         self._table = table
         self._history.append((self.n_drawn, table))
-        batches, n = self._cut(), self._world_size
-        if self._drop_last:
-            batches = batches[: len(batches) // n * n]
+        n = self._world_size
+        left = np.flatnonzero(self._is_left)
+        batches = self._full(left) if self._drop_last else self._cut(left)[0]
         while len(batches) % n:  # all ranks get the same number
             at = max(range(len(batches)), key=lambda i: len(batches[i]))
             half = len(batches[at]) // 2
@@ -413,8 +481,25 @@ class BatchSampler(Sampler[list[int]]):
             batches = [batches[i] for i in rng.permutation(len(batches))]
         if table == []:
             batches = [batches[i] for i in self._first_order(batches)]
+        limited = self._limited(batches)[:n]
+        self._grows = bool(limited)
+        batches = [batches[i] for i in dict.fromkeys([*limited, *range(len(batches))])]
         steps = [batches[i : i + n] for i in range(0, len(batches), n)]
         self._steps = steps[::-1]
+
+    def _limited(self, batches: Sequence[_Ints]) -> list[int]:
+        """Return the batches that what was trained limits, the largest first."""
+        *_, most_rows, most_tokens, _ = self._table or (_NO_LIMIT, _NO_LIMIT, 1)
+        if most_rows == _NO_LIMIT == most_tokens:
+            return []
+        size: dict[int, int] = {}
+        for i, batch in enumerate(batches):
+            tokens = self._lengths[self._order[batch]].sum(axis=1)
+            n, total = len(batch), tokens.sum()
+            shares = (n + 1) / most_rows, (total + tokens.max()) / most_tokens
+            if n > 1 and max(shares) > _NEARLY:
+                size[i] = int(total) * n
+        return sorted(size, key=size.__getitem__, reverse=True)
 
     def _first_order(self, batches: Sequence[_Ints]) -> list[int]:
         """Return the order before anything is known: Note: [The longest come second].
@@ -425,30 +510,69 @@ class BatchSampler(Sampler[list[int]]):
         n, places = self._world_size, range(len(batches))
         longest = [i for i in places if self._is_longest[batches[i]].any()]
         others = [i for i in places if i not in longest]
-        widest = sorted(others[n:], key=lambda i: -len(batches[i]))[:n]
-        rest = [i for i in others[n:] if i not in widest]
-        return [*others[:n], *longest, *widest, *rest]
+        wide = sorted(others, key=lambda i: -len(batches[i]))[: 2 * n]
+        rest = [i for i in others if i not in wide]
+        return [*wide[:n], *longest, *wide[n:], *rest]
 
-    def _cut(self) -> list[_Ints]:
-        """Return batches of consecutive samples of the order."""
-        places = np.flatnonzero(self._is_left)
+    def _full(self, places: _Ints) -> list[_Ints]:
+        """Return full batches, as many for each rank; what remains is left out.
+
+        A cut of all samples gives the sizes of batches and how many samples remain. So
+        many are drawn at random, whatever their lengths, and the others are cut into
+        the same sizes: the n-th longest of them is hardly longer than that of all.
+
+        Args:
+            places: As for `_cut`.
+        """
+        rng = np.random.default_rng((self._seed, self.epoch, 1))
+        drawn = rng.permutation(len(self._order))
+        drawn = drawn[np.isin(drawn, places)]
+        batches, lacks = self._cut(places)
+        n_full = len(batches) - (lacks > 0)
+        sizes: list[int] = []
+        found = list(map(len, batches))[: n_full // self._world_size * self._world_size]
+        while found != sizes:  # they become smaller where one does not fit
+            sizes = found
+            kept = np.sort(drawn[len(drawn) - sum(sizes) :])
+            batches, _ = self._cut(kept, sizes)
+            found = list(map(len, batches[: len(sizes)]))
+        return batches[: len(sizes)]
+
+    def _cut(
+        self, places: _Ints, sizes: Sequence[int] | None = None
+    ) -> tuple[list[_Ints], int]:
+        """Return batches of consecutive samples, and how many the last one lacks.
+
+        Args:
+            places: (n_places,) Positions in the order, ascending.
+            sizes: The most rows of each batch.
+        """
         lengths = self._lengths[self._order[places]]
         rows = self._rows(lengths)
-        turns = itertools.cycle(_FIRST_ROWS if self._table == [] else (len(places),))
-        batches, at = [], 0
+        is_padded = not self._table or bool(self._table[-1])
+        filled = np.concatenate([[0.0], np.cumsum(1.0 / rows)])
+        """How many batches the samples before fill, if each takes its share of one."""
+        first = _FIRST_ROWS if self._table == [] else (len(places),)
+        turns = itertools.cycle(first) if sizes is None else iter(sizes)
+        batches, at, lacks = [], 0, 0
         while at < len(places):
-            most = min(int(rows[at]), next(turns))
+            turn = next(turns, len(places))
+            most = min(int(rows[at]), turn)
             end = min(at + most, len(places))
-            if lengths.shape[1] > 1:
+            if not is_padded:
+                full = filled[at] + 1.0 + 1e-9
+                fits = int(np.searchsorted(filled, full, "right")) - 1 - at
+                spare = int((full - filled[-1]) * rows[-1]) if full > filled[-1] else 0
+                most = min(fits + spare, turn)
+            elif lengths.shape[1] > 1:
                 most = min(most, int(self._rows(lengths[at:end].max(0)[None])[0]))
             else:
                 most = min(most, int(rows[at:end].min()))
-            end = min(end, at + most)
-            is_full = end - at == most
-            if is_full or not self._drop_last:
-                batches.append(places[at:end])
+            end = min(len(places), at + most)
+            batches.append(places[at:end])
+            lacks = at + most - end
             at = end
-        return batches
+        return batches, lacks
 
     def _draw(self) -> list[_Ints]:
         """Return the next batch of each rank."""
@@ -459,12 +583,13 @@ class BatchSampler(Sampler[list[int]]):
         return step
 
     def _rows(self, lengths: _Ints) -> NDArray[np.float64]:
-        """Return (n_batches,) the rows of batches.
+        """Return (n_batches,) the rows of batches, before they are rounded down.
 
         Args:
             lengths: (n_batches, n_names) The longest sample of each batch.
         """
         tokens = lengths.sum(axis=1)
+        limit = _NO_LIMIT
         if self._table is None:
             is_bounded = self._max_rows is not None or self._max_tokens is not None
             rows = np.full(len(lengths), math.inf if is_bounded else _FEW)
@@ -472,18 +597,19 @@ class BatchSampler(Sampler[list[int]]):
             # No more tokens than the longest sample has, or two rows.
             least = np.where(tokens <= self._half_tokens, 2, 1)
             rows = (self._most_tokens / tokens).clip(least, _FEW)
-            if any(self._table):
-                known = np.array(self._table, dtype=float)
+            *known, limit, most_tokens, _ = self._table or (_NO_LIMIT, _NO_LIMIT, 1)
+            if any(known):
+                found = np.array(known, dtype=float)
                 there = self._at_anchors.sum(axis=1)
-                fewest = (known * there)[known > 0.0].min()  # tokens of a known batch
-                first = (fewest / there).clip(1.0, max(_FEW, known.max()))
-                known = np.where(known, known, first)
-                rows = _between(self._anchors, known, lengths)
+                fewest = (found * there)[found > 0.0].min()  # tokens of a known batch
+                first = (fewest / there).clip(1.0, max(_FEW, found.max()))
+                rows = _between(self._anchors, np.where(found, found, first), lengths)
+            rows = np.minimum(rows, most_tokens / tokens)
         if self._max_tokens is not None:
             rows = np.minimum(rows, self._max_tokens / tokens)
-        most = self._max_rows or math.inf
-        whole: NDArray[np.float64] = np.floor(rows.clip(1.0, most))
-        return whole
+        most = min(self._max_rows or math.inf, limit)
+        limited: NDArray[np.float64] = rows.clip(1.0, most)
+        return limited
 
     # ------------------------------------------------------------------ tables
 
@@ -498,27 +624,32 @@ class BatchSampler(Sampler[list[int]]):
                 distributed.all_gather_object(tables, table)
                 table = list(map(min, *tables)) if all(tables) else []
         is_same = bool(self._history) and table == before
-        self.is_settled = is_same and any(table or ())
+        self.is_settled = is_same and any((table or ())[:-_N_OTHERS])
         if not is_same:
             self._take(table)
-            has_grown = np.sum(table or 0) > 1.25 * np.sum(before or 0)
+            has_grown = sum((table or ())[:-_N_OTHERS]) > 1.25 * sum(
+                (before or ())[:-_N_OTHERS]
+            )
             if has_grown and before and torch.accelerator.is_available():
                 torch.accelerator.empty_cache()  # blocks of smaller batches are gaps
 
     def _forecast(self, session: Session) -> list[int]:
-        """Return the best number of rows at each anchor, with today's knowledge."""
-        known = self._table or []
+        """Return a table with today's knowledge; the last one if nothing is known.
+
+        Raises:
+            MimoseError: A size of the model's inputs has no bound, or there is no size
+                of a given name.
+        """
+        known, shape = self._table or [], None
+        why = "too few of its steps could be paired with batches that were drawn"
+        session.collation.end_turn()
         try:
-            shape = session.forecast().shape
-            why = (
-                f"the number of rows or the length has not varied so far; the sizes "
-                f"that have are {', '.join(shape) or 'none'}"
-            )
+            session.forecast({})
         except MimoseError as error:  # nothing is measured yet, or it was detached
-            shape, known, why = {}, [], str(error)
-        rows = [name for name in shape if name.endswith(".0")]
-        names = self._names or self._only_name(shape)
-        if not rows or (not names and np.ptp(self._lengths)):
+            known, why = [], str(error)
+        else:
+            shape = session.collation.shape(_drawn(1, self._at_anchors[0]))
+        if shape is None:
             if self.n_drawn >= _STILL_SMALL and not known and not self._warned:
                 self._warned = True
                 _log.warning(
@@ -527,42 +658,42 @@ class BatchSampler(Sampler[list[int]]):
                     *(self.n_drawn, why),
                 )
             return known
-        before = known or [0] * len(self._at_anchors)
-        return [
-            self._best_rows(session, rows, dict(zip(names, lengths, strict=False)), old)
-            for lengths, old in zip(self._at_anchors.tolist(), before, strict=True)
+        session.forecast(dict.fromkeys(self._names, 1))
+        before = known[:-_N_OTHERS] or [0] * len(self._at_anchors)
+        rows = [
+            self._best_rows(session, lengths, old)
+            for lengths, old in zip(self._at_anchors, before, strict=True)
         ]
+        tokens = self._at_anchors.sum(axis=1)
+        samples, elements = (2 * most for most in session.collation.most)
+        most = np.minimum(samples, elements / tokens)
+        needs_rows = max(_FEW, *rows)
+        needs_tokens = max(self._most_tokens, 2 * self._half_tokens, *(rows * tokens))
+        is_padded = session.collation.pads(self._at_anchors.shape[1])
+        is_near = (np.array(rows) > 1) & (np.array(rows) > _NEARLY * most - 1.0)
+        binds = is_near.any() or samples < needs_rows or elements < needs_tokens
+        limits = (samples, elements) if binds else (_NO_LIMIT, _NO_LIMIT)
+        return [*rows, *limits, int(is_padded)]
 
-    def _only_name(self, shape: Mapping[str, int]) -> list[str]:
-        """Return the name of the one length that varies; none if none varies yet."""
-        names = [name for name in shape if not name.endswith(".0")]
-        if len(names) > 1:
-            msg = (
-                f"mimose.BatchSampler: lengths has one integer for each sample, but "
-                f"the sizes {', '.join(names)} of the model's inputs all vary: give a "
-                f"mapping {{name: lengths}} for them"
-            )
-            raise MimoseError(msg)
-        return names
-
-    def _best_rows(
-        self, session: Session, rows: list[str], lengths: Mapping[str, int], old: int
-    ) -> int:
+    def _best_rows(self, session: Session, lengths: _Ints, old: int) -> int:
         """Return the rows that train the most tokens a second; 0 if not known.
 
         Args:
             session: Makes the forecasts.
-            rows: The names of the sizes that are the number of rows.
-            lengths: The lengths of the batch, by name.
+            lengths: (n_names,) The lengths of the batch.
             old: The rows of the last table; 0 for none.
         """
-        tokens = sum(lengths.values()) or 1
+        tokens = int(lengths.sum())
+        collation = session.collation
         doubling = _DOUBLING_OF_SEVERAL if len(lengths) > 1 else _DOUBLING
+        doubling = doubling if collation.pads(len(lengths)) else _DOUBLING_UNPADDED
+        samples, elements = (2 * most for most in collation.most)
         most = min(self._max_rows or _GRID[-1], (self._max_tokens or math.inf) / tokens)
+        most = max(1, min(most, samples, elements / tokens))
 
         def ask(n: int, budget: int | None = None, share: int = 1) -> Forecast:
-            own = {name: max(1, size // share) for name, size in lengths.items()}
-            return session.forecast({**dict.fromkeys(rows, n), **own}, budget)
+            own = np.maximum(1, lengths // share)
+            return session.forecast(collation.shape(_drawn(n, own)), budget)
 
         def score(at: int) -> float:
             """Return the logarithm of rows a second, less the gain that is required."""
@@ -574,6 +705,7 @@ class BatchSampler(Sampler[list[int]]):
                 return math.log(n) * (1.0 if found.plan.extra_cost == 0.0 else -1.0)
             return math.log(n / found.seconds) - doubling * math.log2(n)
 
+        old = min(old, int(most))
         start = int(np.searchsorted(_GRID, old)) if old else 0
         at = _climb(score, start, (8, 4, 2, 1))
         n = _GRID[at]
@@ -589,6 +721,38 @@ class BatchSampler(Sampler[list[int]]):
                 if whole + more * a_row < _SAFE * session.budget:
                     return min(n + more, int(most))
         return n if not old or score(at) > score(start) + _WORTH else old
+
+
+def _drawn(n: int, lengths: _Ints) -> tuple[int, ...]:
+    """Return a batch of n samples of the same lengths, as `Collation.shape` takes it.
+
+    Args:
+        n: The samples.
+        lengths: (n_names,) The lengths of each.
+    """
+    return n, *(n * lengths).tolist(), *lengths.tolist()
+
+
+def _raise_if_skipping() -> None:
+    """Make sure that what draws batches does not skip some by their number.
+
+    Raises:
+        MimoseError: It does, as `accelerate.skip_first_batches` and trainers that
+            resume: the batches before depended on what the session knew then.
+    """
+    frame = inspect.currentframe()
+    while frame is not None:
+        n_skipped = getattr(frame.f_locals.get("self"), "skip_batches", 0)
+        if n_skipped:
+            msg = (
+                f"{n_skipped} batches of mimose.BatchSampler would be skipped, which "
+                f"are not those of the last run: their rows followed what the session "
+                f"knew. Save sampler.state_dict() with a checkpoint, and resume by "
+                f"sampler.load_state_dict(state) instead of skipping (in the Trainer "
+                f"of transformers with ignore_data_skip=True)"
+            )
+            raise MimoseError(msg)
+        frame = frame.f_back
 
 
 def _climb(score: Callable[[int], float], start: int, steps: Sequence[int]) -> int:

@@ -248,9 +248,8 @@ class Summary(Totals):
     fixed_seconds: float | None = None
     """The fixed time of a step on the device, which does not depend on the batch, with
     the step's share of the optimizer step; None if not known."""
-    row_seconds: Mapping[str, float] = field(default_factory=dict)
-    """The seconds that each row adds if all layers are kept, at the last step's other
-    sizes. The key is the name of the size that counts rows."""
+    batch_seconds: float | None = None
+    """The seconds that the last shape adds to that if all layers are kept."""
     largest_to_come: Mapping[str, int] | None = None
     """The largest of the shapes given to `Session.expect`; None if there are none."""
     least_peak_to_come: float | None = None

@@ -25,6 +25,7 @@ from mimose.arguments import (
     raise_if_no_model,
 )
 from mimose.budget import Budget, format_bytes
+from mimose.collation import Collation
 from mimose.cost.problem import Memory, fill_problem, step_work
 from mimose.exceptions import (
     BudgetError,
@@ -223,6 +224,7 @@ class Session:
 
     Attributes:
         records: The `StepRecord` of the last 10,000 steps, oldest first.
+        collation: Learns from a `BatchSampler` how sizes follow from its batches.
     """
 
     def __init__(self, model: nn.Module, options: Options) -> None:
@@ -240,6 +242,8 @@ class Session:
         self._forecasts = Forecasts(self._engine)
         self.attempts = partial(Attempts, self._engine)
         self._splitter = Splitter(self._engine, self._forecasts)
+        self.collation = Collation(self._engine)
+        self._engine.describer.on_call = self.collation.stepped
         try:
             self._engine.attach(model)
         except BaseException:
@@ -445,7 +449,7 @@ class Session:
         """
         model = self._raise_if_detached()
         options = lengths, loss, shift, ignore_index
-        return self._splitter.split(model, batch, *options)
+        return self.collation.split(self._splitter.split(model, batch, *options))
 
     def watch(self, loader: Iterable[_Batch]) -> Iterable[_Batch]:
         """Read one batch ahead, so that the plan of the next step is ready in time.
@@ -519,7 +523,8 @@ class Session:
         contains no plans, because a new plan takes about a millisecond.
         """
         of = self._of if self._model is None else self._description(self._model)
-        return sealed({"of": of, **self._engine.state_dict()})
+        drawn = self.collation.state_dict()
+        return sealed({"of": of, **self._engine.state_dict(), "collation": drawn})
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace what this session has learned by what another session learned.
@@ -540,8 +545,10 @@ class Session:
         before = self.state_dict()
         try:
             self._engine.load_state_dict(state)
+            self.collation.load_state_dict(state.get("collation", {}))
         except Exception as error:  # it may be made by hand
             self._engine.load_state_dict(before)
+            self.collation.load_state_dict(before["collation"])
             msg = f"the state is damaged: {type(error).__name__}: {error}"
             raise StateMismatchError(msg) from error
 
@@ -650,7 +657,8 @@ class Session:
 
         Args:
             shape: Sizes by name, as for `explain`. Sizes that you do not name are those
-                of the last step.
+                of the last step: name all that grow with a batch, such as nodes and
+                edges (``forecast().shape`` has the sizes that vary).
             budget: The budget of the step, as for `attach`; None for the session's.
             accumulating: Whether gradients exist when the step begins, as in all but
                 the first micro-step of an accumulation. None: as in one of the last two
@@ -682,7 +690,7 @@ class Session:
             rows = session.largest({"input_ids.1": 512}, vary="input_ids.0", most=256)
 
         Args:
-            shape: The other sizes by name, as for `forecast`.
+            shape: The other sizes by name, as for `forecast`. They stay the same.
             vary: The name of the size to vary.
             budget: As for `forecast`.
             most: The largest value to consider; None for as far as predictions are
@@ -724,7 +732,7 @@ class Session:
         return fill_problem(self._engine.learner.model, step_input, memory)
 
     def _pace(self) -> dict[str, Any]:
-        """Return the fields of a `Summary` about seconds: fixed, and of each row."""
+        """Return the fields of a `Summary` about seconds: fixed, and of the batch."""
         last, model = self._engine.last, self._engine.learner.model
         if last is None or last[0].context not in model.patterns:
             return {}
@@ -733,12 +741,8 @@ class Session:
         if rates is None or len(step_input.sizes) != len(table.names):
             return {}
         keep = [model.menu.first] * len(model.pattern(step_input).calls)
-        name, rows = table.rows(step_input.sizes)
         seconds, fixed, _ = rates.parts(*step_work(model, step_input, keep))
-        return {
-            "fixed_seconds": fixed,
-            "row_seconds": {name: (seconds - fixed) / rows},
-        }
+        return {"fixed_seconds": fixed, "batch_seconds": seconds - fixed}
 
     def _asked(
         self, shape: Mapping[str, int] | None

@@ -5,6 +5,7 @@ Plan                   one action for each layer call
 InfeasibleBudgetError  (ValueError) no plan keeps the budget
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, runtime_checkable
@@ -235,11 +236,12 @@ class InfeasibleBudgetError(ValueError):
         self.least_peak_bytes = least_peak_bytes
         self.holders = dict(holders)
         self.advice = advice
-        least, missing = least_peak_bytes, least_peak_bytes - budget_bytes
+        least, more = least_peak_bytes, least_peak_bytes - budget_bytes
+        missing = format_bytes(more) if more >= 2**17 else f"{math.ceil(more):,} bytes"
         parts = [
             f"No plan keeps the budget of {format_bytes(budget_bytes)}: the lowest "
             f"peak that a plan can reach is {format_bytes(least)}, which is "
-            f"{format_bytes(missing)} more."
+            f"{missing} more."
         ]
         if holders:
             largest_first = sorted(holders.items(), key=lambda item: -item[1])
@@ -247,7 +249,7 @@ class InfeasibleBudgetError(ValueError):
             parts.append(f"Held at that peak: {listed}.")
         parts.append(
             advice
-            or f"Raise the budget by {format_bytes(missing)}, to {format_bytes(least)} "
+            or f"Raise the budget by {missing}, to {format_bytes(least)} "
             "or more (a larger batch needs more), use a smaller batch or shorter "
             "inputs, or allow actions that hold less."
         )

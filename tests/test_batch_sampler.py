@@ -128,6 +128,73 @@ def _padding(batches, lengths):
     return 1.0 - sum(lengths) / held
 
 
+@settings(deadline=None, max_examples=15)
+@given(st.lists(st.integers(1, 300), min_size=60, max_size=120), st.data())
+def test_what_is_left_out_is_drawn_anew(lengths, data):
+    """All batches are full; each sample comes within 40 epochs, whatever its length."""
+    n_ranks, most = data.draw(st.integers(1, 3)), data.draw(st.integers(2, 9))
+    limits = {"max_rows": most, "seed": data.draw(st.integers(0, 3))}
+    if data.draw(st.booleans()):
+        limits["max_tokens"] = 1200
+    ranks = _of_ranks(lengths, n_ranks, drop_last=True, **limits)
+    seen = np.zeros(len(lengths), dtype=int)
+    for _ in range(40):
+        drawn = [at for rank in ranks for batch in rank for at in batch]
+        assert len(set(drawn)) == len(drawn)
+        seen[drawn] += 1
+        if "max_tokens" not in limits:
+            assert 0 == len(drawn) % (n_ranks * most)
+            assert len(drawn) > len(lengths) - n_ranks * most
+    assert seen.min() > 0
+
+
+def test_a_length_does_not_decide_how_often_a_sample_is_left_out():
+    """The shorter half of the samples is drawn as often as the longer half."""
+    lengths = [10 + 3 * at for at in range(300)]
+    sampler = mimose.BatchSampler(lengths, drop_last=True, max_tokens=5000)
+    seen = np.zeros(300, dtype=int)
+    for _ in range(60):
+        seen[list(itertools.chain(*sampler))] += 1
+    n_out = 60 - seen
+    assert n_out.sum() > 100
+    assert n_out[:150].sum() == pytest.approx(n_out[150:].sum(), rel=0.25)
+
+
+@settings(deadline=None, max_examples=20)
+@given(_LENGTHS, _LIMITS, st.data())
+def test_a_look_does_not_begin_the_epoch_anew(lengths, limits, data):
+    """Between loading a state and the loop; a state of before is refused in words."""
+    sampler = mimose.BatchSampler(lengths, **limits)
+    batches = list(sampler)
+    n_trained = data.draw(st.integers(0, len(batches) - 1))
+    sampler.set_epoch(1)
+    sampler.set_epoch(0)
+    drawing = iter(sampler)
+    for _ in range(n_trained):
+        next(drawing)
+    state = sampler.state_dict()
+    resumed = mimose.BatchSampler(lengths, **limits)
+    resumed.load_state_dict(state)
+    for _ in range(data.draw(st.integers(0, 2))):
+        next(iter(resumed))
+    assert batches[n_trained:] == list(resumed)
+    assert sorted(itertools.chain(*resumed)) == list(range(len(lengths)))
+    del state["of"]["version"]
+    with pytest.raises(mimose.StateMismatchError, match="older"):
+        resumed.load_state_dict(state)
+
+
+def test_batches_that_are_skipped_by_their_number():
+    """It would lose samples, and is refused before one is drawn."""
+    accelerate = pytest.importorskip("accelerate")
+    loader = torch.utils.data.DataLoader(
+        _Texts([5] * 40), batch_sampler=mimose.BatchSampler([5] * 40)
+    )
+    with pytest.raises(mimose.MimoseError, match="load_state_dict"):
+        next(iter(accelerate.skip_first_batches(loader, 2)))
+    assert 8 == len(next(iter(loader))[1])
+
+
 def test_what_cannot_be_drawn_from_is_an_error():
     """Lengths, limits and ranks are looked at at once, states as they are loaded."""
     for lengths in ([], [[1, 2]], [1.5], [3, 0]):
@@ -174,6 +241,133 @@ def _together(samples):
     texts, places = zip(*samples, strict=True)
     ids = torch.nn.utils.rnn.pad_sequence(texts, batch_first=True)
     return ids, list(places)
+
+
+class _Any(torch.nn.Module):
+    """Takes tensors of any sizes."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(4, 4) for _ in range(3))
+
+    def forward(self, *inputs):
+        """Return a number."""
+        found = sum(x.sum() for x in inputs) * torch.ones(1, 4)
+        for layer in self.layers:
+            found = layer(found)
+        return found.sum()
+
+
+def _up(number, multiple):
+    return -(-number // multiple) * multiple
+
+
+_COLLATIONS = {
+    "padded": lambda n: [(len(n), max(n))],
+    "padded to 64": lambda n: [(len(n), _up(max(n) + 2, 64))],
+    "cut": lambda n: [(len(n), min(max(n), 120))],
+    "in a row": lambda n: [(1, sum(n)), (len(n) + 1,)],
+    "with special tokens": lambda n: [(1, sum(n) + 2 * len(n))],
+    "in a row, padded": lambda n: [(1, _up(sum(n), 32))],
+    "time first": lambda n: [(max(n), len(n))],
+    "two crops": lambda n: [(2 * len(n), max(n))],
+    "strided": lambda n: [(len(n), (50 * max(n) + 400) // 320)],
+    "nodes, and edges": lambda n: [(sum(n), 2), (2, sum(x * (2 + x % 3) for x in n))],
+}
+_EXACT = {"padded", "cut", "in a row", "with special tokens", "time first", "two crops"}
+
+
+@settings(deadline=None, max_examples=12)
+@given(st.sampled_from(sorted(_COLLATIONS)), st.integers(0, 9))
+def test_sizes_follow_from_samples(kind, seed):
+    """Each comes once, no batch is far beyond the trained ones, and bounds hold."""
+    draw = np.random.default_rng(seed)
+    lengths = np.exp(draw.normal(4.0, 1.0, 400)).astype(int).clip(8, 600).tolist()
+    collate, model = _COLLATIONS[kind], _Any()
+    seen, most = [], np.array([8, max(lengths)])
+    with mimose.attach(model, "+1GiB", layers=torch.nn.Linear, refine=False) as session:
+        for batch in mimose.BatchSampler(lengths, session, seed=seed):
+            drawn = [lengths[at] for at in batch]
+            own = np.array([len(drawn), sum(drawn)])
+            assert len(batch) == 1 or (own <= 2 * most).all()
+            most, seen = np.maximum(most, own), seen + batch
+            model(*(torch.zeros(*sizes) for sizes in collate(drawn))).backward()
+        found = session.collation.shape((len(drawn), sum(drawn), max(drawn)))
+        twice = 2 * drawn
+        known = session.collation.shape((len(twice), sum(twice), max(twice)))
+    assert list(range(len(lengths))) == sorted(seen)
+    for sizes, now in ((found, drawn), (known, twice)):
+        true = {
+            f"{at}.{axis}": size
+            for at, tensor in enumerate(collate(now))
+            for axis, size in enumerate(tensor)
+        }
+        for name, size in sizes.items():
+            over = size / true[name.replace("inputs", "0")]
+            assert (over == 1.0) if kind in _EXACT else (0.9 < over < 1.6)
+
+
+def test_a_size_without_a_bound_is_refused():
+    """Pairs of samples grow with the square of their number: no larger batch runs."""
+    lengths, model, rows = [9 + at % 40 for at in range(400)], _Any(), []
+    with (
+        mimose.attach(model, "+1GiB", layers=torch.nn.Linear, refine=False) as session,
+        pytest.raises(mimose.MimoseError, match="fixed number"),
+    ):
+        for batch in mimose.BatchSampler(lengths, session):
+            rows.append(len(batch))
+            model(torch.zeros(len(batch) ** 2, 2)).backward()
+    assert max(rows) <= 8
+
+
+def _of_two(session, model, ids):
+    for part, weight in session.micro_batches([ids], lengths=[ids.shape[1]] * len(ids)):
+        (weight * model(*part)).backward()
+
+
+def _evaluated(session, model, ids):
+    model(ids).backward()
+    with torch.no_grad():
+        model.eval()(torch.zeros(7, 70))
+    model.train()
+
+
+_LOOPS = {
+    "plain": lambda session, model, ids: model(ids).backward(),
+    "evaluated": _evaluated,
+    "repeated": lambda session, model, ids: [model(ids).backward() for _ in range(2)],
+    "left out": lambda session, model, ids: len(ids) % 3 and model(ids).backward(),
+    "split": _of_two,
+}
+
+
+@pytest.mark.parametrize("n_workers", [0, 2])
+@pytest.mark.parametrize("at_once", [1, 3])
+@pytest.mark.parametrize("loop", _LOOPS)
+def test_steps_are_paired_with_their_batches(loop, at_once, n_workers):
+    """Whether a loader draws ahead, or a loop takes several and accumulates."""
+    lengths = [8 + 13 * at % 90 for at in range(300)]
+    model, options = _Any(), {"layers": torch.nn.Linear, "refine": False}
+    with mimose.attach(model, "+1GiB", **options) as session:
+        loader = torch.utils.data.DataLoader(
+            _Texts(lengths),
+            batch_sampler=mimose.BatchSampler(lengths, session, max_rows=24),
+            collate_fn=_together,
+            num_workers=n_workers,
+        )
+        drawing = iter(loader)
+        while taken := list(itertools.islice(drawing, at_once)):
+            for ids, _ in taken:
+                _LOOPS[loop](session, model, ids.float())
+        if at_once == 1 or loop in ("plain", "evaluated"):
+            assert {"0.0": 40, "0.1": 90} == _shape(session, 40, 90)
+        else:  # several steps of several batches teach nothing that is wrong
+            assert _shape(session, 40, 90) in (None, {"0.0": 40, "0.1": 90})
+
+
+def _shape(session, n, length):
+    found = session.collation.shape((n, n * length, length))
+    return found and {name.replace("inputs", "0"): n for name, n in found.items()}
 
 
 @pytest.mark.sim

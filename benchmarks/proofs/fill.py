@@ -16,7 +16,11 @@ any step. Sessions run forward and backward by `Session.step`, as trainers do: a
 that runs out of memory runs again and is reported. Rates are from the card's clock,
 with optimizer steps, after the first steps.
 
+Of texts and graphs that stand one after the other, and of frames with time first, the
+rates are samples a second of whole epochs (`--steps 3000`), and a keeps everything.
+
     python -m benchmarks.fill
+    python -m benchmarks.fill --places texts graphs time-first --parts a c --steps 3000
     python -m benchmarks.fill --places t5-large-24 --parts c --resume
 """
 
@@ -29,6 +33,7 @@ from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Bar, Options, Settings
 from benchmarks.proofs.numbers import percent
 from benchmarks.scale.fill import PLACES, work
+from benchmarks.scale.models import OF_OTHER_DIMENSIONS
 from mimose.bench.device import SIM
 
 __all__ = ["OPTIONS", "QUESTION", "ask", "work"]
@@ -65,21 +70,27 @@ def ask(settings: Settings, options: Options) -> Answer:
         answer.bars.append(Bar(f"c: {what}", sum(row[what] for row in ours), 0))
     for line in answer.table:
         if line["c/a"]:
-            bar = PLACES[str(line["place"])][-1]
+            bar = PLACES[str(line["place"])].bar
             what = f"{line['place']}: c ÷ a"
             answer.bars.append(Bar(what, line["c/a"], at_least=bar))  # type: ignore[arg-type]
     return answer
 
 
+def _rate(place: str) -> str:
+    """Return the column of a place's rates: whole epochs of samples, or late tokens."""
+    is_whole = place in OF_OTHER_DIMENSIONS
+    return "samples_per_second_all" if is_whole else "tokens_per_second"
+
+
 def _best(rows: Iterable[Mapping[str, Any]], place: str, parts: str) -> dict[str, Any]:
     own = [row for row in rows if row["place"] == place and row["part"] in parts]
-    return dict(max(own, key=lambda row: row["tokens_per_second"] or 0.0, default={}))
+    return dict(max(own, key=lambda row: row[_rate(place)] or 0.0, default={}))
 
 
 def _line(rows: Iterable[Mapping[str, Any]], place: str) -> dict[str, object]:
     """Return what c reaches of a, b and d."""
     best = {part: _best(rows, place, part) for part in ("a", "b", "c", "bd")}
-    rates = {part: row.get("tokens_per_second") for part, row in best.items()}
+    rates = {part: row.get(_rate(place)) for part, row in best.items()}
     own = best["c"].get
     ratios = {
         f"c/{part[-1]}": rate and rates["c"] and rates["c"] / rate

@@ -10,27 +10,58 @@ import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
 import mimose
-from benchmarks.scale.models import WORKLOADS, Sizes, Workload
+from benchmarks.scale.models import OF_OTHER_DIMENSIONS, WORKLOADS, Sizes, Workload
 from benchmarks.scale.run import build
 from mimose.planners import everywhere
 
 _LLAMA = replace(
     WORKLOADS["llama-8b-lora"], spans=((1, 32768),), median=512.0, spread=1.3
 )
-PLACES: Mapping[str, tuple[Workload, int, int, str, float]] = {
-    "bert-large-16": (WORKLOADS["bert-large"], 16, 16000, "whole", 2.2),
-    "bert-large-24": (WORKLOADS["bert-large"], 24, 16000, "whole", 2.2),
-    "t5-large-24": (WORKLOADS["t5-large"], 24, 8000, "whole", 2.5),
-    "llama-8b-lora-40": (_LLAMA, 40, 3000, "selective", 1.5),
-    "llama-8b-lora-80": (_LLAMA, 80, 3000, "selective", 1.5),
+
+
+class Place(NamedTuple):
+    """What is trained on which card."""
+
+    workload: Workload
+    gib: int
+    n_samples: int
+    """Samples of an epoch."""
+    actions: str
+    """The session's."""
+    bar: float
+    """By how much c is to pass a."""
+    names: Sequence[str] = ("input_ids.1", "labels.1")
+    """The sizes that the lengths are named after."""
+    adds: bool = False
+    """Whether samples stand one after the other, and a batch has no padding."""
+    strategies: Sequence[str] = ("plain", "hf", "chunks")
+    """What is searched for the largest fixed size."""
+
+
+_OTHERS = OF_OTHER_DIMENSIONS
+_PLAIN: Mapping[str, Any] = {"strategies": ("plain",)}
+PLACES: Mapping[str, Place] = {
+    "bert-large-16": Place(WORKLOADS["bert-large"], 16, 16000, "whole", 2.2),
+    "bert-large-24": Place(WORKLOADS["bert-large"], 24, 16000, "whole", 2.2),
+    "t5-large-24": Place(WORKLOADS["t5-large"], 24, 8000, "whole", 2.5),
+    "llama-8b-lora-40": Place(_LLAMA, 40, 3000, "selective", 1.5),
+    "llama-8b-lora-80": Place(_LLAMA, 80, 3000, "selective", 1.5),
+    "texts": Place(
+        *(_OTHERS["texts"], 16, 8000, "whole", 0.98), ("x.1",), adds=True, **_PLAIN
+    ),
+    "graphs": Place(
+        *(_OTHERS["graphs"], 5, 4000, "whole", 1.1),
+        **{"names": ("x.0", "edge_index.1"), "adds": True, **_PLAIN},
+    ),
+    "time-first": Place(
+        *(_OTHERS["time-first"], 16, 8000, "whole", 1.1), ("x.0",), **_PLAIN
+    ),
 }
-"""Workload, GiB, samples of an epoch, the session's actions, and by how much c is to
-pass a."""
 _GRID = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96)
 """Rows that are tried, and, times the longest sample, budgets of tokens."""
 _WARM, _UNTIL_LEARNED = 12, 40
@@ -49,10 +80,11 @@ class Trials:
     """
 
     def __init__(self, task: Mapping[str, Any]) -> None:
-        workload, gib, n, self.actions, _ = PLACES[task["place"]]
+        self.place = PLACES[task["place"]]
+        workload, self.actions = self.place.workload, self.place.actions
         self.seed, self.most_steps = task["seed"], task["steps"]
-        self.samples = list(workload.sizes(n, self.seed))
-        self.run = build(workload, {**task, "gib": gib})
+        self.samples = list(workload.sizes(self.place.n_samples, self.seed))
+        self.run = build(workload, {**task, "gib": self.place.gib})
         self.run.train(tuple(low for low, _ in workload.spans), 1)
         self.longest = sum(workload.longest)
         self.session: mimose.Session | None = None
@@ -84,8 +116,14 @@ class Trials:
     def step(self, group: Group) -> float:
         """Train a batch; return the card's seconds."""
         before = self.run.card.clock()
-        self.run.train(padded(group), len(group), self.session)
+        self.run.train(self.sizes(group), len(group), self.session)
         return float(self.run.card.clock().since(before).seconds)
+
+    def sizes(self, group: Group) -> Sizes:
+        """Return the sizes of a batch: the sums of its lengths, or the largest."""
+        if self.place.adds:
+            return tuple(map(sum, zip(*group, strict=True)))
+        return padded(group)
 
     def try_out(
         self,
@@ -109,22 +147,24 @@ class Trials:
                 for group in itertools.islice(groups, self.most_steps):
                     steps.append((group, self.step(group)))
             except (torch.OutOfMemoryError, mimose.InfeasibleBudgetError) as error:
-                why = f"{type(error).__name__} at {len(group)} x {padded(group)}"
+                why = f"{type(error).__name__} at {len(group)} x {self.sizes(group)}"
             if self.session is not None:
                 summary = self.session.summary()
                 told = {"over": summary.steps_over, "reruns": summary.retries}
-        return {"strategy": strategy, "size": size, **numbers(steps, warm, why), **told}
+        found = numbers(steps, warm, why, adds=self.place.adds)
+        return {"strategy": strategy, "size": size, **found, **told}
 
     def heaviest_first(self, part: str, size: int) -> list[Group]:
         """Return an epoch's batches, first those that take the most memory."""
         groups = self.groups(part, size)
-        heavy = sorted(groups, key=lambda g: -len(g) * sum(padded(g)))[:2]
-        heavy += sorted(groups, key=lambda g: -sum(padded(g)))[:2]
+        n = (lambda _: 1) if self.place.adds else len
+        heavy = sorted(groups, key=lambda g: -n(g) * sum(self.sizes(g)))[:2]
+        heavy += sorted(groups, key=lambda g: -sum(self.sizes(g)))[:2]
         return [*heavy, *groups]
 
     def search(self, part: str) -> Iterator[dict[str, Any]]:
         """Yield the trial of the largest size that never runs out, by strategy."""
-        for strategy in ("plain", "hf", "chunks"):
+        for strategy in self.place.strategies:
             sizes = [s for s in _GRID if s * self.longest < 1_000_000]
             low, high = 0, len(sizes)
             while low < high:  # halve the grid by the heaviest batches alone
@@ -171,9 +211,8 @@ class Trials:
 
     def drawn(self) -> Iterator[Group]:
         """Yield the sampler's batches; note how many it took to settle."""
-        names = "input_ids.1", "labels.1"
         columns = map(list, zip(*self.samples, strict=True))
-        lengths = dict(zip(names, columns, strict=False))
+        lengths = dict(zip(self.place.names, columns, strict=False))
         sampler = mimose.BatchSampler(lengths, self.session, seed=self.seed)
         for batch in sampler:
             if sampler.is_settled and self.settled is None:
@@ -203,7 +242,7 @@ def of_tokens(samples: Iterable[Sizes], most: int) -> Iterator[Group]:
 
 
 def numbers(
-    steps: Sequence[tuple[Group, float]], warm: int, why: str
+    steps: Sequence[tuple[Group, float]], warm: int, why: str, *, adds: bool = False
 ) -> dict[str, Any]:
     """Return what a row says of steps.
 
@@ -211,9 +250,12 @@ def numbers(
         steps: Batches, and the card's seconds.
         warm: How many of the first the rate leaves out.
         why: What ended them; "" for nothing.
+        adds: Whether batches have no padding.
     """
 
     def share(of: Callable[[Sizes], int]) -> float | None:
+        if adds:
+            return 0.0
         real = sum(sum(map(of, group)) for group, _ in steps)
         held = sum(len(group) * of(padded(group)) for group, _ in steps)
         return 1.0 - real / held if held else None
@@ -226,6 +268,10 @@ def numbers(
     return {
         "tokens_per_second": None if why else rate(late),
         "tokens_per_second_all": rate(steps),
+        "samples_per_second_all": sum(len(group) for group, _ in steps)
+        / sum(seconds for _, seconds in steps)
+        if steps
+        else None,
         "rows": sum(len(group) for group, _ in late) / len(late) if late else None,
         "padding": share(sum),
         "first_padding": share(lambda sizes: sizes[0]),

@@ -195,6 +195,66 @@ def _captions() -> nn.Module:
     return model  # type: ignore[no-any-return]
 
 
+class _Mix(nn.Module):
+    """A layer of a model of sets: each item by itself, or with its neighbours."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(width)
+        self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor, edges: torch.Tensor | None) -> torch.Tensor:
+        """Return as many items; edges are pairs of places, (2, n_edges)."""
+        found: torch.Tensor = self.norm(x)
+        if edges is not None:
+            found = torch.zeros_like(x).index_add(0, edges[1], found[edges[0]])
+        found = self.down(torch.relu(self.up(found)))
+        return x + found
+
+
+@dataclass
+class _Output:
+    """As transformers' models return it."""
+
+    loss: torch.Tensor
+
+
+class _Mixed(nn.Module):
+    """Layers over items that stand one after the other, or with time first."""
+
+    def __init__(self, width: int, n_layers: int, *, embeds: bool = False) -> None:
+        super().__init__()
+        self.table = nn.Embedding(64, width) if embeds else nn.Linear(8, width)
+        self.layers = nn.ModuleList(_Mix(width) for _ in range(n_layers))
+        self.head = nn.Linear(width, 64)
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        edge_index: torch.Tensor | None = None,
+        starts: torch.Tensor | None = None,
+    ) -> _Output:
+        """Return the loss."""
+        del starts
+        states = self.table(x)
+        for layer in self.layers:
+            states = layer(states, edge_index)
+        return _Output(self.head(states).square().mean())
+
+
+def _in_a_row(n: int, sizes: Sizes) -> Batch:
+    return {"x": _ids(1, sizes[0]), "starts": _ids(n + 1)}
+
+
+def _graphs(n: int, sizes: Sizes) -> Batch:
+    del n
+    return {"x": torch.zeros(sizes[0], 8), "edge_index": _ids(2, sizes[1])}
+
+
+def _time_first(n: int, sizes: Sizes) -> Batch:
+    return {"x": torch.zeros(sizes[0], n, 8)}
+
+
 def _workload(
     build: Callable[[], nn.Module],
     batch: Callable[[int, Sizes], Batch],
@@ -224,4 +284,25 @@ WORKLOADS: Mapping[str, Workload] = {
     "mixtral-12-layers": replace(_LLAMA_8B, build=_mixture, rows=4, cards=(80,)),
     "picture-reader": _workload(_captions, _captioned, 48, (16, 512), cards=(80,)),
 }
+_MIXED = Workload(
+    build=lambda: _Mixed(1024, 16),
+    batch=_time_first,
+    rows=8,
+    spans=((8, 4096),),
+    cards=(16,),
+    dtype="float32",
+    spread=1.2,
+)
+OF_OTHER_DIMENSIONS: Mapping[str, Workload] = {
+    "texts": replace(
+        _MIXED,
+        build=lambda: _Mixed(1024, 16, embeds=True),
+        batch=_in_a_row,
+        spans=((16, 2048),),
+        spread=0.8,
+    ),
+    "graphs": replace(_MIXED, batch=_graphs, spans=((8, 4096), (32, 16384))),
+    "time-first": _MIXED,
+}
+"""Texts and graphs, of nodes and edges, one after the other; frames with time first."""
 """By name; a workload's cards are those on which some of its batches do not fit."""

@@ -14,7 +14,7 @@ import itertools
 import math
 import operator
 import types
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -239,12 +239,6 @@ class SizeTable:
         named = zip(self._spoken, self._group, strict=True)
         return min((name for name, c in named if c == column), key=_rank)
 
-    def rows(self, sizes: tuple[int, ...]) -> tuple[str, int]:
-        """Return the name and value of the batch's size."""
-        columns = sorted(set(self._group))
-        first = next((c for c in columns if self.names[c].endswith(".0")), columns[0])
-        return self._name(first), sizes[first]
-
     def column(self, name: str) -> int | None:
         """Return the column of a size's group; None for an unknown name."""
         at = self._index.get(name)
@@ -442,6 +436,8 @@ class Describer:
         """Whether a mask of the last call may hide something."""
         self.waits_for_masks = False
         """Whether layers differed because of a mask on an accelerator."""
+        self.on_call: Callable[[StepInput], None] | None = None
+        """Called with each step input before it runs."""
         self.renew()
 
     def renew(self) -> None:
@@ -514,6 +510,8 @@ class Describer:
             table.add(shape.sizes)
             found = StepInput(context, shape.sizes, has_gradients, structure), table
             self._seen[key] = found
+        if self.on_call is not None:
+            self.on_call(found[0])
         return found
 
     def _read_parameters(self) -> None:

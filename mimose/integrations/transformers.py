@@ -21,7 +21,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 from torch import nn
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from mimose.batch_sampler import BatchSampler
 from mimose.budget import Budget
@@ -273,7 +273,8 @@ def fill_budget(
 
     Returns:
         The class. Its ``get_train_dataloader`` raises `MimoseError` if gradients are
-        accumulated or no lengths are found. The dataset must have an index.
+        accumulated, no lengths are found or not one for each sample, or the dataset has
+        no index.
     """
 
     class Filling(trainer_class):  # type: ignore[valid-type,misc]
@@ -294,8 +295,25 @@ def fill_budget(
                 )
                 raise MimoseError(msg)
             own = super().get_train_dataloader()
+            if isinstance(self.train_dataset, IterableDataset):
+                msg = (
+                    f"fill_budget: the {type(self.train_dataset).__name__} is an "
+                    f"IterableDataset, of which samples cannot be drawn by their "
+                    f"lengths: give a dataset with an index (datasets: without "
+                    f"streaming=True), or split its batches by session.micro_batches"
+                )
+                raise MimoseError(msg)
+            found = _lengths(self) if lengths is None else lengths
+            for each in found.values() if isinstance(found, Mapping) else (found,):
+                if len(each) != len(own.dataset):
+                    msg = (
+                        f"fill_budget: there are {len(each)} lengths and "
+                        f"{len(own.dataset)} samples in the dataset: give one length "
+                        f"for each sample, in the order of the dataset"
+                    )
+                    raise MimoseError(msg)
             sampler = BatchSampler(
-                _lengths(self) if lengths is None else lengths,
+                found,
                 seed=self.args.seed if (s := self.args.data_seed) is None else s,
                 max_rows=max_rows,
                 max_tokens=max_tokens,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict
@@ -139,8 +138,8 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
             f"{summary.fragmentation:.2f} bytes reserved for each byte of growth; "
             f"the allocator freed its cached blocks {summary.flushes} times",
         )
-    if summary.fixed_seconds is not None:
-        yield "pace", _pace(summary.fixed_seconds, summary.row_seconds)
+    if summary.fixed_seconds is not None and summary.batch_seconds is not None:
+        yield "pace", _pace(summary.fixed_seconds, summary.batch_seconds)
     if summary.largest_to_come:
         least = summary.least_peak_to_come
         needs = "what it needs is not known yet"
@@ -156,22 +155,21 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
         )
 
 
-def _pace(fixed_seconds: float, row_seconds: Mapping[str, float]) -> str:
+def _pace(fixed_seconds: float, batch_seconds: float) -> str:
     """Return the parts of a step's time, and from where larger batches gain little.
 
-    Doubling n rows raises the throughput by a share of ``fixed / (fixed + 2 n each)``.
+    Doubling a batch raises the throughput by a share of ``fixed / (fixed + 2 batch)``.
     """
     text = f"a step has a fixed time of {format_seconds(fixed_seconds)}"
-    for name, each in row_seconds.items():
-        if each <= 0.0:  # the times of these steps do not show it
-            continue
-        enough = math.ceil((1.0 / _PAYS - 1.0) * fixed_seconds / each / 2.0)
-        at = f"From {enough:,} rows on" if enough > 1 else "From 1 row on"
-        text += (
-            f"; each row ({name}) of the last shape adds {format_seconds(each)}. {at}, "
-            f"a batch twice as large trains less than {_PAYS:.0%} more rows a second"
-        )
-    return text
+    if batch_seconds <= 0.0:  # the times of these steps do not show it
+        return text
+    enough = (1.0 / _PAYS - 1.0) * fixed_seconds / batch_seconds / 2.0
+    from_where = f"{enough:,.1f} times that batch" if enough > 1.0 else "there"
+    return (
+        f"{text}; the last shape adds {format_seconds(batch_seconds)}. From "
+        f"{from_where} on, a batch twice as large trains less than {_PAYS:.0%} more a "
+        f"second"
+    )
 
 
 def _shapes(records: Sequence[StepRecord], width: int) -> list[str]:

@@ -301,6 +301,31 @@ def test_what_leaves_no_choice_of_rows(tmp_path):
             _filling(tmp_path, [], **options).train()
 
 
+class _Stream(torch.utils.data.IterableDataset):
+    """Samples without an index."""
+
+    def __iter__(self):
+        yield from _examples()
+
+
+def test_lengths_that_are_not_those_of_the_dataset(tmp_path):
+    """Too few, too many, and a dataset of which no sample can be chosen."""
+    n = len(_examples())
+    for error, lengths, data in (
+        (f"{n - 1} lengths and {n} samples", [9] * (n - 1), _examples()),
+        (f"{n + 1} lengths", {"labels.1": [9] * (n + 1)}, _examples()),
+        ("IterableDataset", [9] * n, _Stream()),
+    ):
+        trainer = fill_budget(Trainer, "1TiB", lengths=lengths)(
+            model=_model(),
+            args=_arguments(tmp_path, max_steps=2),
+            train_dataset=data,
+            data_collator=_collate,
+        )
+        with pytest.raises(mimose.MimoseError, match=error):
+            trainer.train()
+
+
 def _is_layer(module):
     return type(module).__name__ == "BertLayer"
 

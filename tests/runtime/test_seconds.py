@@ -64,7 +64,7 @@ def test_seconds_are_those_of_the_device(sim, model, n_shapes, has_closure):
         state, last = json.dumps(session.state_dict()), session.forecast()
         summary = session.summary()
         assert last.seconds > last.extra_seconds + summary.fixed_seconds > 0.0
-        assert list(summary.row_seconds) == ["input.0"]
+        assert summary.batch_seconds > 0.0
         assert "twice as large" in " ".join(session.report().split())
     assert np.median(np.abs(errors)) < 0.1
     assert max(extra) > 0.0
