@@ -514,7 +514,8 @@ class Policy:
                 f"without the margin of {self.margin.share:.1%}, and tensors may hold "
                 f"{format_bytes(memory.budget_bytes)}"
             )
-            return Decision("fallback", None, reason=reason)
+            growth = error.least_peak_bytes - memory.start_bytes
+            return Decision("fallback", None, growth, reason=reason)
         is_new = learner.n_steps < _MEASURED_STEPS or beyond > 0.0
         decision = replace(_decision(made, memory), is_measured=is_new)
         if share < 1.0:

@@ -258,17 +258,22 @@ class MemoryLimit:
         del asked_bytes
         return 0
 
-    def forward_ended(self) -> None:
-        """Record that a step's forward has ended."""
+    def forward_ended(self) -> tuple[int, int]:
+        """Record that a step's forward has ended.
 
-    def has_room(self, growth_bytes: float, block_bytes: int) -> bool:
+        Returns:
+            The level now, and its peak since the last reset; 0 if neither is needed.
+        """
+        return 0, 0
+
+    def has_room(self, level_bytes: float, block_bytes: int) -> bool:
         """Return whether the backward has room: Note: [Room for the backward].
 
         Args:
-            growth_bytes: By how much it may grow above the step's start.
+            level_bytes: The level up to which it may grow.
             block_bytes: A single block that it needs besides; 0 for none.
         """
-        del growth_bytes, block_bytes
+        del level_bytes, block_bytes
         return True
 
     def allow_grace(self, grace_bytes: int) -> bool:
@@ -419,18 +424,19 @@ class ReservedMemoryLimit(MemoryLimit):
         is_beyond = stands and wanted > self.budget_bytes
         return wanted if is_beyond and (there is None or wanted <= there) else 0
 
-    def forward_ended(self) -> None:
+    def forward_ended(self) -> tuple[int, int]:
         """Learn how much fragmentation adds to what the forward has kept."""
         usage, start = self._read(), self._start
         taken = usage.allocated_bytes - start.allocated_bytes + usage.gap_bytes
         requested = usage.requested_bytes - start.requested_bytes
         self._allowance.observe(requested, taken, self._room_bytes)
+        return usage.requested_bytes, usage.requested_peak_bytes
 
-    def has_room(self, growth_bytes: float, block_bytes: int) -> bool:
+    def has_room(self, level_bytes: float, block_bytes: int) -> bool:
         """Return whether the backward has room: Note: [Room for the backward]."""
         usage, most = self._usage, min(self._wall_bytes, self._limit.bytes)
-        held = usage.requested_bytes - self._start.requested_bytes
-        needed = max(0.0, growth_bytes - held) + self._segment_bytes / 4.0
+        needed = max(0.0, level_bytes - usage.requested_bytes)
+        needed += self._segment_bytes / 4.0
         free = most - usage.allocated_bytes - usage.gap_bytes
         if free < _AMPLE * needed:
             torch.accelerator.empty_cache()

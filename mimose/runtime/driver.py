@@ -189,19 +189,19 @@ class Driver:
         Raises:
             NoRoomError: It may not have, and the forward can run again.
         """
-        self._memory_limit.forward_ended()
-        growth = step.backward_bytes
-        if not step.has_wall or growth is None:
+        held, peak = self._memory_limit.forward_ended()
+        level = step.backward_bytes(peak, held)
+        if not step.has_wall or level is None:
             return
         block = 0
         if not any(loss.is_on for loss in self._engine.losses):
             # A gradient in float32 does not fit where an output in half precision was.
             halves = (t.numel() for t in tensors_in(output) if t.itemsize == 2)
             block = 4 * max(halves, default=0)
-        if self._memory_limit.has_room(growth, block):
+        if self._memory_limit.has_room(level, block):
             return
         waits = why_waits(self.model, self._engine.layers, with_backward=False)
-        if not (waits or given.are_edited()):
+        if not (step.is_safest or waits or given.are_edited()):
             raise NoRoomError
         self._engine.use_grace()
 

@@ -388,16 +388,28 @@ class Step:
         self.growth_bytes, self.reason = None, reason
         self.decision = replace(self.decision, growth_bytes=None)
 
-    @property
-    def backward_bytes(self) -> float | None:
-        """The predicted growth of its window's backward above the window's start.
+    def backward_bytes(self, peak_bytes: int, held_bytes: int) -> float | None:
+        """Estimate, as its forward ends, up to which level its backward grows.
 
-        None if it has no plan, or if more forwards follow.
+        Without a prediction each layer is taken to need twice as much as in its
+        forward. None if more forwards follow.
+
+        Args:
+            peak_bytes: The highest level since the last reset.
+            held_bytes: The level now.
         """
-        chosen = self.decision.chosen
-        if chosen is None or self.part < len(chosen.between):
-            return None
-        return chosen.growth.after_release_bytes - self.window.memory.released_bytes
+        chosen, start = self.decision.chosen, self.window.memory.start_bytes
+        if chosen is not None:
+            growth = chosen.growth.after_release_bytes
+            follows = self.part < len(chosen.between)
+            return (
+                None if follows else start + growth - self.window.memory.released_bytes
+            )
+        if self.decision.growth_bytes is not None:
+            return start + self.decision.growth_bytes
+        if self.window.trace is not None:
+            peak_bytes = max(peak_bytes, self.window.trace.peak_bytes)
+        return held_bytes + 2.0 * (peak_bytes - held_bytes)
 
     def keep_calls(self) -> None:
         """Record what was measured of its layer calls, as its forward ends."""
