@@ -16,6 +16,8 @@ _FLOOR, _MOST = 0.01, 0.5
 reading."""
 _BEYOND = 0.1
 """The share added for a step at the largest size up to which a fit is trusted."""
+_ENOUGH = 8
+"""Large steps until the first allowance for fragmentation does not count any more."""
 _QUIET, _MOST_QUIET = 256, 16_384
 """Steps to wait after one out-of-memory error, and at most after several."""
 
@@ -115,10 +117,15 @@ class FragmentationAllowance:
         return max(self._prior, self.value)
 
     @property
+    def is_learned(self) -> bool:
+        """Whether enough steps were read, so that the prior does not count."""
+        return len(self._seen) >= _ENOUGH
+
+    @property
     def value(self) -> float:
         """Reserved bytes for each requested one."""
         ratio = max(self._seen, default=1.0)
-        if len(self._seen) < 8:
+        if not self.is_learned:
             ratio = max(ratio, self._prior)
         return min(1.5, max(1.02, ratio))
 

@@ -27,13 +27,15 @@ or a generation never fails because of a session.
 Note: [Room for the backward]
 A forward that runs out of memory is run again; a backward in a plain loop cannot be. So
 the allocator is read as a forward ends. What the backward can get for certain is the
-budget, less all blocks in use, less the gaps beside them (free whole segments can be
-freed). Each request of the backward may split a cached segment and spoil what is left
-of it. So if there is less than twice what the plan still needs, the cached segments are
-freed first. If then the need does not fit, the forward runs again with everything
-recomputed, in a clean pool. Of 45 runs of 120 steps on large blocks 18 ended without
-this, none with it; 0.8% of the forwards ran again (`benchmarks.proofs backward`).
-Where the forward cannot run again the step may pass the budget by the grace.
+budget, less all blocks in use, less the gaps beside them: cached segments in which
+nothing is in use can be freed. A request of the backward may split such a segment, and
+what is left of it is lost. So if less is free than twice what the backward needs, the
+cached segments are freed first. If its need does not fit then, the forward runs again:
+first under the same plan in the clean pool, then with everything recomputed. If it
+cannot run again (it has edited its input, or other ranks wait), the backward may pass
+the budget by the grace. Of 45 runs of 120 steps with large blocks 18 ended in a
+backward without this check, and none with it; it repeats 0.8% of the forwards
+(`benchmarks.proofs backward`).
 """
 
 from __future__ import annotations
@@ -53,6 +55,7 @@ from torch.optim.optimizer import (
 )
 from torch.utils.hooks import RemovableHandle
 
+from mimose.budget import format_bytes
 from mimose.cost.problem import Memory
 from mimose.inputs.placement import only_device
 from mimose.inputs.sharding import own_parameters
@@ -162,6 +165,8 @@ _SCALES = 4
 steps needed a ratio above 1.42 at 3.6 GiB, 1.35 at 4.6, 1.31 at 5.7, 1.22 at 8.9."""
 _EXPANDABLE_PRIOR = 1.08
 """The first allowance for fragmentation with expandable segments."""
+_EXPANDABLE_RATIO, _WORTH_TELLING = 1.02, 1.1
+"""What the allowance becomes with them, and from which one without them is told."""
 _AMPLE, _ENOUGH = 2.0, 1.1
 """Free bytes for each byte that a backward needs, before and after cached segments are
 freed. The allocator rounds requests up, in expandable segments to whole granules."""
@@ -335,6 +340,7 @@ class ReservedMemoryLimit(MemoryLimit):
         self._wall = Wall(meter) if has_wall else None
         self.has_wall = has_wall
         is_expandable = has_expandable_segments()
+        self._has_told = is_expandable
         self._granule = _SEGMENT_BYTES if is_expandable else 0
         """An expandable segment grows by whole granules, the last one past the wall."""
         prior = (_EXPANDABLE_PRIOR,) if is_expandable else ()
@@ -465,11 +471,25 @@ class ReservedMemoryLimit(MemoryLimit):
     def observe(self) -> None:
         """Record that a step's backward has ended without an error.
 
-        An earlier out-of-memory error of this step was caught by other code: cuDNN, for
+        Once the allowance for fragmentation is learned, one message tells its price. An
+        earlier out-of-memory error of this step was caught by other code: cuDNN, for
         example, then tries an engine with a smaller workspace.
         """
         super().observe()
         self._noted_ooms = self._usage.n_ooms
+        ratio = self._allowance.value
+        if self._has_told or not self._allowance.is_learned or ratio < _WORTH_TELLING:
+            return
+        self._has_told = True
+        _log.warning(
+            "mimose: %.2f bytes are reserved for each byte of a step, so plans can use "
+            "%s of %s. With expandable segments it is about %.2f: start the program "
+            "with PYTORCH_ALLOC_CONF=expandable_segments:True",
+            ratio,
+            format_bytes(self._room_bytes / ratio),
+            format_bytes(self._room_bytes),
+            _EXPANDABLE_RATIO,
+        )
 
     def ran_out(self, asked_bytes: int = 0) -> None:
         """Record that an allocation has failed, before anything is freed."""

@@ -28,16 +28,21 @@ class _Layer(nn.Module):
         return x + nn.functional.dropout(self.down(wide), 0.1, self.training)
 
 
+class _Editing(nn.Sequential):
+    """Edits its input, so that its forward cannot run again."""
+
+    def forward(self, x):
+        return super().forward(x.add_(1.0))
+
+
 class _Training:
     """Layers, an optimizer, and a loop in which no step is repeated."""
 
-    def __init__(self, n_layers=6, width=256, edits=False):
+    def __init__(self, n_layers=6, width=256, kind=nn.Sequential):
         torch.manual_seed(0)
-        self.model = nn.Sequential(*(_Layer(width) for _ in range(n_layers))).to("sim")
+        self.model = kind(*(_Layer(width) for _ in range(n_layers))).to("sim")
         self.optimizer = torch.optim.AdamW(self.model.parameters())
-        self.width, self.edits, self.grads = width, edits, []
-        if edits:
-            self.model.register_forward_pre_hook(lambda _, args: (args[0].add_(1.0),))
+        self.width, self.grads = width, []
 
     def step(self, length):
         x = torch.zeros(8, length, self.width, device="sim")
@@ -83,11 +88,11 @@ def test_random_lengths_of_large_blocks_never_end_a_plain_loop(sim):
 def test_a_forward_without_room_for_its_backward_runs_again(sim):
     """With the same plan, or a safer one, and the bits of the bare model."""
     training = _Training()
-    with mimose.attach(training.model, "130MiB", refine=False) as session:
-        for length in LENGTHS * 2:
+    with mimose.attach(training.model, "110MiB", refine=False) as session:
+        for length in LENGTHS:
             training.step(length)
         sim.empty_cache()
-        gaps = _gaps(18)
+        gaps = _gaps(14)
         for length in LENGTHS:
             training.step(length)
         late = list(session.records)[-len(LENGTHS) :]
@@ -95,30 +100,30 @@ def test_a_forward_without_room_for_its_backward_runs_again(sim):
         assert session.summary().steps_over == 0
         assert sim.memory_stats()["num_ooms"] == 0
     del gaps
-    assert training.grads == _bare(LENGTHS * 3)
+    assert training.grads == _bare(LENGTHS * 2)
 
 
-@pytest.mark.parametrize(("grace", "is_over"), [("64MiB", True), (0, False)])
-def test_a_backward_uses_the_grace_if_its_forward_cannot_run_again(sim, grace, is_over):
+@pytest.mark.parametrize("grace", ["64MiB", 0])
+def test_a_backward_uses_the_grace_if_its_forward_cannot_run_again(sim, grace):
     """A model that edits its input runs once; without a grace the budget is strict."""
-    training = _Training(edits=True)
-    with mimose.attach(training.model, "130MiB", grace=grace, refine=False) as session:
-        for length in LENGTHS * 2:
+    training, walls = _Training(kind=_Editing), []
+
+    def look(_):
+        walls.append(round(sim.get_per_process_memory_fraction() * 80 * 1024))
+        if walls[-1] > 110:  # more than the plan knows of
+            torch.empty(40 * MIB, dtype=torch.int8, device="sim")
+
+    training.model[1].register_full_backward_hook(lambda *_: look(0))
+    with mimose.attach(training.model, "110MiB", grace=grace, refine=False) as session:
+        for length in LENGTHS:
             training.step(length)
         sim.empty_cache()
-        gaps = _gaps(18)
-        try:
-            for length in LENGTHS:
-                training.step(length)
-            ends = False
-        except torch.OutOfMemoryError:
-            ends = True
-        over = [
-            r.reserved_peak_bytes - r.budget_bytes for r in session.records if r.is_over
-        ]
-        assert ends != is_over
-        assert bool(over) == is_over
-        assert all(bytes_over <= 64 * MIB for bytes_over in over)
+        gaps = _gaps(10)
+        for length in LENGTHS:
+            training.step(length)
+        over = [r.reserved_peak_bytes - r.budget_bytes for r in session.records]
+        assert set(walls) == ({110, 174} if grace else {110})
+        assert (0 < max(over) <= 64 * MIB) == bool(grace)
     del gaps
     assert sim.get_per_process_memory_fraction() == 1.0
 
