@@ -446,7 +446,12 @@ class ReservedMemoryLimit(MemoryLimit):
         free = most - usage.allocated_bytes - usage.gap_bytes
         if free < _AMPLE * needed:
             torch.accelerator.empty_cache()
-            free = most - self._read().reserved_bytes
+            reserved = self._read().reserved_bytes
+            free = most - reserved
+            # Only this shows the gaps of expandable segments.
+            held = usage.requested_bytes - self._start.requested_bytes
+            taken = reserved - self._start.allocated_bytes
+            self._allowance.observe(held, taken, self._room_bytes)
         is_enough = free >= _ENOUGH * needed
         return is_enough and (free >= block_bytes or self._has_block(block_bytes))
 
