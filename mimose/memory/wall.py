@@ -165,8 +165,8 @@ _SCALES = 4
 steps needed a ratio above 1.42 at 3.6 GiB, 1.35 at 4.6, 1.31 at 5.7, 1.22 at 8.9."""
 _EXPANDABLE_PRIOR = 1.08
 """The first allowance for fragmentation with expandable segments."""
-_EXPANDABLE_RATIO, _WORTH_TELLING = 1.02, 1.1
-"""What the allowance becomes with them, and from which one without them is told."""
+_EXPANDABLE_RATIO, _WORTH_SAYING = 1.02, 1.1
+"""What the allowance becomes with them, and from which one on a message says so."""
 _AMPLE, _ENOUGH = 2.0, 1.1
 """Free bytes for each byte that a backward needs, before and after cached segments are
 freed. The allocator rounds requests up, in expandable segments to whole granules."""
@@ -340,7 +340,7 @@ class ReservedMemoryLimit(MemoryLimit):
         self._wall = Wall(meter) if has_wall else None
         self.has_wall = has_wall
         is_expandable = has_expandable_segments()
-        self._has_told = is_expandable
+        self._has_warned = is_expandable
         self._granule = _SEGMENT_BYTES if is_expandable else 0
         """An expandable segment grows by whole granules, the last one past the wall."""
         prior = (_EXPANDABLE_PRIOR,) if is_expandable else ()
@@ -483,9 +483,9 @@ class ReservedMemoryLimit(MemoryLimit):
         super().observe()
         self._noted_ooms = self._usage.n_ooms
         ratio = self._allowance.value
-        if self._has_told or not self._allowance.is_learned or ratio < _WORTH_TELLING:
+        if self._has_warned or not self._allowance.is_learned or ratio < _WORTH_SAYING:
             return
-        self._has_told = True
+        self._has_warned = True
         _log.warning(
             "mimose: %.2f bytes are reserved for each byte of a step, so plans can use "
             "%s of %s. With expandable segments it is about %.2f: start the program "
