@@ -714,10 +714,13 @@ class BatchSampler(Sampler[list[int]]):
         if n < most and ask(_GRID[at + 1]).fits is None:
             # A step beyond the measured rows recomputes everything. Its peak grows
             # linearly with rows, and half a row takes at most half.
-            more, whole = max(1, n // 2), ask(n, 1).peak_bytes
-            half = ask(n // 2, 1).peak_bytes if n > 1 else ask(1, 1, 2).peak_bytes
-            if whole is not None and half is not None:
-                a_row = (whole - half) / (n - n // 2 if n > 1 else 0.5)
+            more, n_half = max(1, n // 2), n // 2 or 0.5
+            whole = ask(n, 1).peak_bytes
+            half = (ask(n // 2, 1) if n > 1 else ask(1, 1, 2)).peak_bytes
+            if half is None:  # rows have not varied: a row takes at most its share
+                n_half = half = 0
+            if whole is not None:
+                a_row = (whole - half) / (n - n_half)
                 if whole + more * a_row < _SAFE * session.budget:
                     return min(n + more, int(most))
         return n if not old or score(at) > score(start) + _WORTH else old
