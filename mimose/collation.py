@@ -97,6 +97,7 @@ class Collation:
         engine: The session's parts.
 
     Attributes:
+        n_steps: Training forwards that have begun a backward's window.
         most: The most samples of a batch that was trained, and the most elements (the
             sum of all lengths); 0 until a step is paired with a batch.
     """
@@ -109,7 +110,7 @@ class Collation:
         self._loaded: set[str] = set()
         """The keys whose pairs are all from a loaded state."""
         self._rules: dict[tuple[str, int], Sequence[_Line | _Bound]] = {}
-        self.most = 0, 0
+        self.most, self.n_steps = (0, 0), 0
         self._waiting: deque[Drawn] = deque()
         self._steps: list[tuple[str, Sizes]] = []
         self._is_split = False
@@ -149,7 +150,10 @@ class Collation:
 
         A later forward of the same backward does not count.
         """
-        if not self._waiting or self._engine.steps.has_window:
+        if self._engine.steps.has_window:
+            return
+        self.n_steps += 1
+        if not self._waiting:
             return
         if self._of_first is not None:
             self._pair(self._n_drawn, self._of_first)
@@ -323,9 +327,7 @@ def _rules(
     return _bound(features, sizes, [batches[:, 0], batches[:, 1:-n_lengths].sum(1)])
 
 
-def _lines(
-    features: _Numbers, sizes: _Numbers, may_be_chance: bool
-) -> list[_Line]:
+def _lines(features: _Numbers, sizes: _Numbers, may_be_chance: bool) -> list[_Line]:
     """Return lines for each feature that explains the sizes: [Rules of sizes]."""
     found, exact = [], []
     multiple = int(np.gcd.reduce(sizes.astype(np.int64)))
@@ -352,7 +354,9 @@ def _lines(
 def _correlation(*columns: _Numbers | NDArray[np.int64]) -> float:
     """Return the correlation of the ranks of two columns; 0 if one is constant."""
     ranks = [np.unique(column, return_inverse=True)[1] for column in columns]
-    return float(np.corrcoef(ranks)[0, 1]) if all(map(np.ptp, ranks)) else 0.0
+    if not all(map(np.ptp, ranks)):
+        return 0.0
+    return float(np.corrcoef(np.stack(ranks)).ravel()[1])
 
 
 def _bound(
