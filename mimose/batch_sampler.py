@@ -236,7 +236,7 @@ class BatchSampler(Sampler[list[int]]):
         self._loaded: Mapping[str, Any] | None = None
         """The state that was loaded in this epoch."""
         self._is_begun = self._is_over = self._is_frozen = self._grows = False
-        self._is_exhausted = False  # a look may have drawn the last batches
+        self._is_exhausted, self._n_before = False, 0
         self._history: list[tuple[int, _Table]] = []
         """Each table, and the number of batches drawn before it."""
         self._order = self._sorted()
@@ -258,7 +258,8 @@ class BatchSampler(Sampler[list[int]]):
                 samples; or a size of the model's inputs has no bound.
         """
         _raise_if_skipping()
-        if self._is_over and (self._is_exhausted or self._loaded is None):
+        is_look = self._loaded and self._is_begun and not self._was_trained()
+        if self._is_over and not is_look:
             self.epoch += 1
             self._reset()
         elif self._is_begun:
@@ -267,6 +268,7 @@ class BatchSampler(Sampler[list[int]]):
         self._unreported.clear()
         if self._session is not None:
             self._session.collation.begin()
+            self._n_before = self._session.collation.n_steps
         left, budget = 0, 0
         while self._steps or not self._history:
             alone = self.session if self._world_size == 1 else None
@@ -287,6 +289,12 @@ class BatchSampler(Sampler[list[int]]):
                 self._report()
                 yield batch.tolist()
         self._is_over = self._is_exhausted = True
+
+    def _was_trained(self) -> bool:
+        """Whether the last iteration was more than a look, which may draw all."""
+        if self._session is None:
+            return self._is_exhausted
+        return self._session.collation.n_steps > self._n_before
 
     def _report(self) -> None:
         """Tell the session what was drawn."""
@@ -426,7 +434,7 @@ class BatchSampler(Sampler[list[int]]):
             self._take(table)
             while self.n_drawn < end:
                 self._draw()
-        self._is_over = self._is_exhausted = bool(self._history) and not self._steps
+        self._is_over = bool(self._history) and not self._steps
         if not self._history:
             self._table = state["table"]
         self._loaded = state
@@ -714,10 +722,13 @@ class BatchSampler(Sampler[list[int]]):
         if n < most and ask(_GRID[at + 1]).fits is None:
             # A step beyond the measured rows recomputes everything. Its peak grows
             # linearly with rows, and half a row takes at most half.
-            more, whole = max(1, n // 2), ask(n, 1).peak_bytes
-            half = ask(n // 2, 1).peak_bytes if n > 1 else ask(1, 1, 2).peak_bytes
-            if whole is not None and half is not None:
-                a_row = (whole - half) / (n - n // 2 if n > 1 else 0.5)
+            more, n_half = max(1, n // 2), n // 2 or 0.5
+            whole = ask(n, 1).peak_bytes
+            half = (ask(n // 2, 1) if n > 1 else ask(1, 1, 2)).peak_bytes
+            if half is None:  # rows have not varied: a row takes at most its share
+                n_half = half = 0
+            if whole is not None:
+                a_row = (whole - half) / (n - n_half)
                 if whole + more * a_row < _SAFE * session.budget:
                     return min(n + more, int(most))
         return n if not old or score(at) > score(start) + _WORTH else old

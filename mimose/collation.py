@@ -14,7 +14,8 @@ A size may follow a feature of the batch, such as its samples or the sum of a le
 a line, rounded up to a multiple, perhaps cut at a most. With g the greatest common
 divisor of the sizes, a feature x explains them if there is a line with
 ``size - g < a x + b <= size``. At first several features do; then the largest of their
-predictions counts. If none does, the bound is the largest ``size / x`` of batches about
+predictions counts, or of those without a rest, if some explain so many batches that
+this is no chance. If none does, the bound is the largest ``size / x`` of batches about
 as large, unless ``size / x`` grows with the batch for every x.
 """
 
@@ -43,12 +44,12 @@ Drawn: TypeAlias = tuple[int, ...]
 
 _LATELY = 64
 """Rules explain the last pairs."""
-_FEWEST, _FEWEST_OF_BOUND, _ENOUGH = 3, 8, 16
+_FEWEST, _FEWEST_OF_BOUND, _ENOUGH = 2, 8, 16
 """Different batches without which there is no rule, and no bound. With so many, a size
 without a bound is an error."""
-_GROWS = 1.5
-"""A bound's ``size / x`` grows if its median and its largest value are by this factor
-larger in the larger half of the batches."""
+_GROWS, _FOLLOWS = 1.5, 0.5
+"""A bound's ``size / x`` grows if it follows the order of the batches, by their ranks'
+correlation, and its largest value is by this factor larger in their larger half."""
 _MOST_STEPS = 64
 """A turn with more steps teaches nothing."""
 _SPECIAL = (-1, 1, 2)
@@ -96,6 +97,7 @@ class Collation:
         engine: The session's parts.
 
     Attributes:
+        n_steps: Training forwards that have begun a backward's window.
         most: The most samples of a batch that was trained, and the most elements (the
             sum of all lengths); 0 until a step is paired with a batch.
     """
@@ -108,7 +110,7 @@ class Collation:
         self._loaded: set[str] = set()
         """The keys whose pairs are all from a loaded state."""
         self._rules: dict[tuple[str, int], Sequence[_Line | _Bound]] = {}
-        self.most = 0, 0
+        self.most, self.n_steps = (0, 0), 0
         self._waiting: deque[Drawn] = deque()
         self._steps: list[tuple[str, Sizes]] = []
         self._is_split = False
@@ -148,7 +150,10 @@ class Collation:
 
         A later forward of the same backward does not count.
         """
-        if not self._waiting or self._engine.steps.has_window:
+        if self._engine.steps.has_window:
+            return
+        self.n_steps += 1
+        if not self._waiting:
             return
         if self._of_first is not None:
             self._pair(self._n_drawn, self._of_first)
@@ -224,7 +229,9 @@ class Collation:
         rules = self._rules.get((key, column))
         if rules is None:
             batches, sizes = self._known(key, column)
-            rules = self._rules[key, column] = _rules(batches, sizes)
+            may_be_chance = len(self._pairs[key]) < _FEWEST_OF_BOUND
+            rules = _rules(batches, sizes, may_be_chance)
+            self._rules[key, column] = rules
         features = _features(np.array([batch]))
         found = [int(line.at(features)[0]) for line in rules]
         return max(1, *found) if found else None
@@ -288,26 +295,29 @@ def _features(batches: NDArray[np.int64]) -> _Numbers:
     samples, sums, largest = np.split(batches.T.astype(float), ends)
     special = [sums + n * samples for n in _SPECIAL]
     padded, ones = samples * largest, np.ones_like(samples)
-    return np.vstack([samples, sums, largest, padded, *special, ones])
+    return np.vstack([samples, sums, largest, padded, padded * largest, *special, ones])
 
 
-def _rules(batches: NDArray[np.int64], sizes: _Numbers) -> Sequence[_Line | _Bound]:
+def _rules(
+    batches: NDArray[np.int64], sizes: _Numbers, may_be_chance: bool
+) -> Sequence[_Line | _Bound]:
     """Return the lines that explain sizes, else a bound; none if there is none.
 
     Args:
         batches: As for `_features`; no two are equal.
         sizes: (n_batches,) One size of each.
+        may_be_chance: Whether lines without a rest may be so by chance.
     """
     if len(sizes) < _FEWEST:
         return []
     features = _features(batches)
     if np.ptp(sizes) == 0:
         return [_Line(-1, sizes[0])]
-    found = _lines(features, sizes)
+    found = _lines(features, sizes, may_be_chance)
     is_most = sizes == sizes.max()
     if not found and np.sum(is_most) > 1 and np.sum(~is_most) >= _FEWEST:
         most = sizes.max()
-        for line in _lines(features[:, ~is_most], sizes[~is_most]):
+        for line in _lines(features[:, ~is_most], sizes[~is_most], True):
             above = line.at(features[:, is_most])
             if above.min() >= most and np.sum(above > most) > 1:
                 found.append(line._replace(most=most))
@@ -317,9 +327,9 @@ def _rules(batches: NDArray[np.int64], sizes: _Numbers) -> Sequence[_Line | _Bou
     return _bound(features, sizes, [batches[:, 0], batches[:, 1:-n_lengths].sum(1)])
 
 
-def _lines(features: _Numbers, sizes: _Numbers) -> list[_Line]:
+def _lines(features: _Numbers, sizes: _Numbers, may_be_chance: bool) -> list[_Line]:
     """Return lines for each feature that explains the sizes: [Rules of sizes]."""
-    found = []
+    found, exact = [], []
     multiple = int(np.gcd.reduce(sizes.astype(np.int64)))
     rise = sizes[:, None] - sizes
     for at, x in enumerate(features):
@@ -334,7 +344,19 @@ def _lines(features: _Numbers, sizes: _Numbers) -> list[_Line]:
             for slope in (whole,) if whole > low else (low + near, high - near):
                 offset = float((sizes - slope * x).min())
                 found.append(_Line(at, slope, offset, multiple))
-    return found
+            slope = float(rise[x.argmax(), x.argmin()] / np.ptp(x))
+            line = _Line(at, slope, float(sizes.max() - slope * x.max()))
+            if (line.at(features) == sizes).all() and not may_be_chance:
+                exact.append(line)
+    return exact or found
+
+
+def _correlation(*columns: _Numbers | NDArray[np.int64]) -> float:
+    """Return the correlation of the ranks of two columns; 0 if one is constant."""
+    ranks = [np.unique(column, return_inverse=True)[1] for column in columns]
+    if not all(map(np.ptp, ranks)):
+        return 0.0
+    return float(np.corrcoef(np.stack(ranks)).ravel()[1])
 
 
 def _bound(
@@ -356,9 +378,10 @@ def _bound(
         halves = [(ratio[o > np.median(o)], ratio[o <= np.median(o)]) for o in orders]
         grows = any(
             len(large)
+            and _correlation(ratio, order) > _FOLLOWS
             and np.median(large) > _GROWS * np.median(small)
             and large.max() > _GROWS * small.max()
-            for large, small in halves
+            for order, (large, small) in zip(orders, halves, strict=True)
         )
         if not grows and (best is None or tightness < best[0]):
             order = np.argsort(-x, kind="stable")

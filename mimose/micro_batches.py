@@ -26,11 +26,12 @@ shown.
 Note: [Which labels decide]
 A loss by tokens is a mean over the labels that are not ignored. A model that predicts
 each label from the columns before it leaves out the first column. Where that changes
-the rows' shares, a backward shows it: the gradient at the model's output (n, columns,
-classes) is zero in all columns that do not count. Until one has shown it, the first
-column is taken to count. If it does not, the gradient of this micro-batch is scaled at
-the output, through which all of it flows, to the right share. So the model runs no
-forward more, and no rank waits.
+the rows' shares, a backward shows it: the gradient at the logits (n, columns, classes)
+in the model's output is zero in all columns that do not count. Until one has shown it,
+the first column is taken to count. If it does not, the gradient of this micro-batch is
+scaled at the logits, through which all of it flows, to the right share. (Hidden states
+would not do: the gradient of a head behind them does not flow through them.) So the
+model runs no forward more, and no rank waits.
 """
 
 from __future__ import annotations
@@ -484,6 +485,7 @@ class _Look:
     Args:
         model: The model.
         counted: (n, columns) Which of the micro-batch's labels are not ignored.
+        n_classes: The fewest classes of logits; hidden states mostly have fewer.
         weights: The weight of the micro-batch: as it was yielded first; last, if the
             model leaves out the first column.
         asks: Whether it is an error if nothing can be seen.
@@ -493,9 +495,15 @@ class _Look:
     """
 
     def __init__(
-        self, model: nn.Module, counted: torch.Tensor, weights: _Floats, *, asks: bool
+        self,
+        model: nn.Module,
+        counted: torch.Tensor,
+        n_classes: int,
+        weights: _Floats,
+        *,
+        asks: bool,
     ) -> None:
-        self._model, self._counted = model, counted
+        self._model, self._counted, self._n_classes = model, counted, n_classes
         self._ratio, self._asks = float(weights[-1] / weights[0]), asks
         self.is_shifted: bool | None = None
         self._has_gradient = False
@@ -511,18 +519,19 @@ class _Look:
             self._ask("No gradient came to the model's output within the loop")
 
     def _find(self, _model: nn.Module, _inputs: Any, output: Any) -> None:
-        """Wait for the gradient at the first output with a place for each label."""
+        """Wait for the gradient at the first output that may be the logits."""
         n, columns = self._counted.shape
         if not torch.is_grad_enabled():
             return
         for tensor in tensors_in(output):
-            is_by_row = tensor.dim() == 3 and len(tensor) == n
-            if is_by_row and tensor.shape[1] >= columns and tensor.requires_grad:
-                tensor.register_hook(self._compare)  # type: ignore[no-untyped-call]
-                return
+            if tensor.dim() == 3 and len(tensor) == n and tensor.requires_grad:
+                _, n_columns, n_classes = tensor.shape
+                if n_columns >= columns and n_classes >= self._n_classes:
+                    tensor.register_hook(self._compare)  # type: ignore[no-untyped-call]
+                    return
         self._ask(
-            f"The model's output has no tensor (rows, columns, classes) with a place "
-            f"for each of ({n}, {columns}) labels, whose gradient would show it"
+            f"The model's output has no tensor of at least ({n}, {columns}, "
+            f"{self._n_classes}) (rows, columns, classes), whose gradient would show it"
         )
 
     def _compare(self, gradient: torch.Tensor) -> torch.Tensor:
@@ -658,12 +667,17 @@ class Splitter:
         wrapper = self._ddp(model)
         checked = None if loss == "rows" else wrapper
         parts = self._parts(model, rows, order, why_not, checked)
+        n_classes = 0
+        if ignored is not None:
+            labels: torch.Tensor = batch["labels"]  # type: ignore[index]
+            n_classes = 1 + int(labels.masked_fill(labels == ignored, 0).max())
         for chosen, is_last, is_again in parts:
             part: Any = take_rows(batch, rows, chosen)
             weights = counts[:, chosen].sum(1) / counts.sum(1) * (not is_again)
             look = None
             if ignored is not None and not is_again and len(chosen) < len(order):
-                look = _Look(model, part["labels"] != ignored, weights, asks=asks)
+                counted = part["labels"] != ignored
+                look = _Look(model, counted, n_classes, weights, asks=asks)
             n_begun = self._engine.steps.n_begun
             sync = nullcontext() if wrapper is None or is_last else wrapper.no_sync()
             with sync, look or nullcontext():

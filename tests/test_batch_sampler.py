@@ -184,6 +184,44 @@ def test_a_look_does_not_begin_the_epoch_anew(lengths, limits, data):
         resumed.load_state_dict(state)
 
 
+@pytest.mark.parametrize("n_workers", [0, 2])
+def test_a_look_at_the_last_batches_does_not_end_the_epoch(n_workers):
+    """It may draw all of them; the epoch ends with the last step, however counted."""
+    model = _Any()
+    with mimose.attach(model, "+1GiB", layers=torch.nn.Linear, refine=False) as session:
+        sampler = mimose.BatchSampler([9] * 40, max_rows=4)
+        state = list(sampler) and sampler.state_dict(sampler.n_drawn - 2)
+        sampler = mimose.BatchSampler([9] * 40, session, max_rows=4)
+        sampler.load_state_dict(state)
+        loader = torch.utils.data.DataLoader(
+            _Texts([9] * 40),
+            batch_sampler=sampler,
+            collate_fn=_together,
+            num_workers=n_workers,
+        )
+        for _ in range(2):
+            next(iter(loader))
+        seen, drawing = [], iter(loader)
+        while len(seen) < 8:
+            ids, at = next(drawing)
+            model(ids.float()).backward()
+            seen += at
+        assert len(set(seen)) == len(seen) == 8
+        next(iter(sampler))
+        assert sampler.epoch == 1
+
+
+def test_samples_of_one_length_fill_batches_too():
+    """Sizes that have not varied are no reason to stay at two rows."""
+    model, rows = _Any(), []
+    with mimose.attach(model, "+1GiB", layers=torch.nn.Linear, refine=False) as session:
+        for batch in mimose.BatchSampler([54] * 400, session, max_rows=64, seed=2):
+            rows.append(len(batch))
+            model(torch.zeros(len(batch), 54)).backward()
+    assert max(rows) > 32
+    assert len(rows) < 40
+
+
 def test_batches_that_are_skipped_by_their_number():
     """It would lose samples, and is refused before one is drawn."""
     accelerate = pytest.importorskip("accelerate")
@@ -273,6 +311,7 @@ _COLLATIONS = {
     "two crops": lambda n: [(2 * len(n), max(n))],
     "strided": lambda n: [(len(n), (50 * max(n) + 400) // 320)],
     "nodes, and edges": lambda n: [(sum(n), 2), (2, sum(x * (2 + x % 3) for x in n))],
+    "all edges": lambda n: [(sum(n), 2), (2, sum(x * x for x in n))],
 }
 _EXACT = {"padded", "cut", "in a row", "with special tokens", "time first", "two crops"}
 

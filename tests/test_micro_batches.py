@@ -302,6 +302,32 @@ def test_a_model_without_logits_is_asked_about(toys):
         assert 1 == len(list(session.micro_batches(few, loss="tokens")))
 
 
+def test_hidden_states_are_no_logits(toys):
+    """The gradient of a head behind them does not flow through them: it is asked."""
+    inner, batch = _decoder("llama")
+
+    class Headed(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, labels, **inputs):
+            hidden = self.inner.model(**inputs)[0]
+            logits = self.inner.lm_head(hidden)[:, :-1]
+            return F.cross_entropy(
+                logits.flatten(0, 1), labels[:, 1:].flatten()
+            ), hidden
+
+    model = Headed()
+    options = {"loss": "tokens", "trained": lambda **inputs: model(**inputs)[0]}
+    blind = {"meter": toys.BlindMeter(), "refine": False}
+    with mimose.attach(model, "1TiB", **blind) as session:
+        with pytest.raises(ValueError, match=r"no tensor .* shift="):
+            _off(inner, batch, session=session, **options)
+        assert all(p.grad is None for p in model.parameters())
+        assert _off(inner, batch, session=session, shift=True, **options) < 1e-5
+
+
 def test_a_loss_by_rows_is_doubted_only_where_it_is_one_of_labels(toys, caplog):
     """That of transformers' CTC models is not, and is no mean over tokens either."""
     model, batch = _decoder("llama")
