@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -22,11 +22,9 @@ from mimose.inputs.describe import (
 )
 from mimose.inputs.patch import Patch, hidden, is_traced
 from mimose.memory.marks import (
-    Gauge,
     Trace,
-    by_operators,
-    by_saved,
 )
+from mimose.runtime.gauges import Gauges
 from mimose.runtime.step import Step
 from mimose.torch_private import (
     are_parametrizations_cached,
@@ -69,12 +67,14 @@ class LayerCalls:
         self.untraced = hidden(LayerPatch.__call__)
         self._findings = engine.findings
         self._device = engine.device
-        self._root = root
+        self.gauges = Gauges(root)
         self._actions = {action.spec.name: action for action in actions}
         self._first, self._least = actions[0].spec.name, actions[-1].spec.name
         self._recomputing = {a.spec.name for a in actions if a.spec.recomputes}
-        self._flops: dict[tuple[int, str, Sizes], int] = {}
+        self._flops: dict[tuple[str, Sizes], int] = {}
         """FLOPs of recomputations under a baseline, with the early stop."""
+        self._waiting: dict[tuple[str, Sizes], list[int]] = {}
+        """Numbers of this step's calls whose FLOPs its backward will count."""
         self._plan: tuple[object, int] = None, -1
         """The plan that the layers have, and the findings' version at that time."""
         self._trace: Trace | None = None
@@ -108,6 +108,8 @@ class LayerCalls:
         self.step, self._trace = step, step.window.trace
         self._findings.read, self._findings.impure = [], {}
         self.lacks_gradients = False
+        self._waiting.clear()
+        self.gauges.begin()
         chosen = step.decision.chosen
         plan = [()] * len(self.layers) if chosen is None else chosen.by_layer
         is_measured, version = self._trace is not None, self._findings.version
@@ -253,26 +255,14 @@ class LayerCalls:
         # Other steps have measured what a call holds that the plan keeps.
         probe = None
         if not is_free:
-            probe = Probe(trace, index, self._gauge(layer, args, kwargs), inputs)
+            gauge = self.gauges.of_call(layer, inputs, measured)
+            probe = Probe(trace, index, gauge, inputs)
         output = self._act(name, call, probe)
         ranks = trace.leave(index, inputs, output)
         alike = self.mode.layer_keys[layer.index], autocast_state(self._device)
-        measured.family = digest(((*alike, shape.structure), ranks))
+        family = digest(((*alike, shape.structure), ranks))
+        measured.family = self.gauges.own_family(family, measured)
         return output
-
-    def _gauge(
-        self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Gauge:
-        """Return the gauge of a call, chosen when it runs."""
-        # At once: what counts later must not hold the arguments.
-        flops, root = estimated_flops(layer.module, args, kwargs), self._root
-
-        def gauge(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
-            if layer.is_compiled:
-                return by_saved(forward, given, root, flops)
-            return by_operators(forward, given)
-
-        return gauge
 
     # ------------------------------------------------------------------ FLOPs
 
@@ -283,16 +273,22 @@ class LayerCalls:
         one that is counted runs to its end.
         """
         layer = call.layer
-        key = layer.index, self.mode.key, call_shape(call.args, call.kwargs).sizes
+        shape = call_shape(call.args, call.kwargs)
+        key = self.mode.layer_keys[layer.index], shape.sizes
         if key in self._flops:
             step.flops += self._flops[key]
             return call
-        gauge = self._gauge(layer, call.args, call.kwargs)
+        if key in self._waiting:
+            self._waiting[key][0] += 1
+            return call
+        n_calls = self._waiting[key] = [1]
+        inputs = [tensor for _, tensor in argument_tensors(call.args, call.kwargs)]
+        gauge = self.gauges.of_call(layer, inputs)
 
         def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
             output, reading = gauge(forward, given)
             self._flops[key] = reading.early_flops
-            step.flops += reading.early_flops
+            step.flops += n_calls[0] * reading.early_flops
             return output
 
         return call._replace(on_recompute=run, is_whole=True)
@@ -322,24 +318,6 @@ class LayerPatch(Patch):
         if layer.n_calls <= layer.n_straight and torch.is_grad_enabled():
             return self.original(*args, **kwargs)
         return self._run(self.original, args, kwargs)
-
-
-def estimated_flops(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> int:
-    """Estimate the FLOPs of a forward whose operators cannot be counted.
-
-    That is two for each weight of a matrix and each row of the largest input.
-
-    Args:
-        module: The layer.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-    """
-    weights = sum(p.numel() for p in module.parameters() if p.dim() > 1)
-    inputs = [t for _, t in argument_tensors(args, kwargs) if t.is_floating_point()]
-    rows = (t.numel() // t.shape[-1] for t in inputs if t.dim() and t.numel())
-    return 2 * weights * max(rows, default=0)
 
 
 def _why_not_again(layer: Layer) -> str | None:

@@ -123,6 +123,7 @@ def _teach(
 ) -> None:
     """Let the cost model learn from a measured step."""
     calls, learner = trace.calls, engine.learner
+    engine.calls.gauges.split_families(calls)
     sample = analyse(trace.marks, calls, window.steps[-1].menu)
     if learner.n_steps == 0:
         sample = without_readings(sample)
