@@ -14,19 +14,23 @@ the least safety margin gets a family of its own, with those that differ alike.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from cachetools import LRUCache
 from torch import nn
 
+from mimose.cost.model import numbers
+from mimose.cost.pattern import LayerCall
 from mimose.exactness.layer import Layer
 from mimose.memory.marks import Gauge, Reading, by_example, by_operators, by_saved
 from mimose.planners.actions import KEEP
 from mimose.types import Measured, Sizes
 
 _MOST_FAMILIES = 1024
+_SEPARATOR = "/"
+"""Stands between a family and the first call of those that left it."""
 _APART = 0.01
 """The share by which calls of one family may differ; see Note: [Counted in turns]."""
 
@@ -81,27 +85,28 @@ class Gauges:
         def gauge(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
             if measured is None or not measured.family:  # its forward runs
                 return in_full(forward, given)
-            key = measured.family, measured.sizes
+            key = measured.family, measured.action, numbers(measured.sizes)
             if not self._is_turn_of(measured) and key in self._examples:
                 return by_example(forward, given, self._examples[key])
             output, reading = in_full(forward, given)
             self._examples.setdefault(key, reading)
+            self._note_counted(measured)
             return output, reading
 
         return gauge
 
     def _is_turn_of(self, call: Measured) -> bool:
         """Whether a call is counted, even if it could share a count."""
+        place = call.layer, call.number
+        is_known = place in self._counted.get(call.family, ())
+        return not is_known or self._due.get(call.family) == place
+
+    def _note_counted(self, call: Measured) -> None:
         family, place = call.family, (call.layer, call.number)
         counted = self._counted.setdefault(family, {})
-        is_first = family not in self._due
-        is_counted = is_first or place not in counted or self._due[family] == place
-        if is_counted:
-            counted.pop(place, None)
-            counted[place] = None
-        if is_first:
-            self._due[family] = next(iter(counted))
-        return is_counted
+        counted.pop(place, None)
+        counted[place] = None
+        self._due.setdefault(family, next(iter(counted)))
 
     def own_family(self, family: str, call: Measured) -> str:
         """Return the family of a call, which may differ from those like it.
@@ -112,6 +117,13 @@ class Gauges:
         """
         return self._apart.get((family, call.layer, call.number), family)
 
+    def load(self, calls: Iterable[LayerCall]) -> None:
+        """Load the families of calls that a saved state knows."""
+        for call in calls:
+            family, is_apart, _ = call.family.partition(_SEPARATOR)
+            if is_apart:
+                self._apart[family, call.layer, call.number] = call.family
+
     def split_families(self, calls: Sequence[Measured]) -> None:
         """Give calls that differ from most of their family another one.
 
@@ -121,18 +133,19 @@ class Gauges:
         alike = defaultdict(list)
         for call in calls:
             if call.held_bytes:
-                alike[call.family, call.sizes].append(call)
+                alike[call.family, numbers(call.sizes)].append(call)
         for (family, _), group in alike.items():
             counts = Counter(call.held_bytes[KEEP.name] for call in group)
             usual, n_usual = counts.most_common(1)[0]
             if 2 * n_usual <= len(group):
                 continue
+            base, *_ = family.split(_SEPARATOR)
             for call in group:
                 held = call.held_bytes[KEEP.name]
                 if abs(held - usual) > _APART * usual:
                     first = next(e for e in group if e.held_bytes[KEEP.name] == held)
-                    call.family = f"{family}/{first.name}"
-                    self._apart[family, call.layer, call.number] = call.family
+                    call.family = f"{family}{_SEPARATOR}{first.name}"
+                    self._apart[base, call.layer, call.number] = call.family
 
 
 def _most_rows(inputs: Sequence[torch.Tensor]) -> int:

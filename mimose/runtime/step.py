@@ -123,7 +123,6 @@ def _teach(
 ) -> None:
     """Let the cost model learn from a measured step."""
     calls, learner = trace.calls, engine.learner
-    engine.calls.gauges.split_families(calls)
     sample = analyse(trace.marks, calls, window.steps[-1].menu)
     if learner.n_steps == 0:
         sample = without_readings(sample)
@@ -141,6 +140,7 @@ def _teach(
     ran = {(call.layer, call.number): call.family for call in calls}
     if [*families] == [*ran] and families != ran:
         engine.describer.waits_for_masks = True
+    engine.calls.gauges.split_families(calls)
     learner.absorb(
         MeasuredStep(
             step_input,
