@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from mimose.actions.base import Invocation, Probe
+from mimose.cost.series import Kind, Series
 from mimose.exactness.layer import Layer
 from mimose.exceptions import NotRecomputableError
 from mimose.inputs.describe import (
@@ -24,6 +25,7 @@ from mimose.inputs.patch import Patch, hidden, is_traced
 from mimose.memory.marks import (
     Trace,
 )
+from mimose.predictors import LeastSquares
 from mimose.runtime.gauges import Gauges
 from mimose.runtime.step import Step
 from mimose.torch_private import (
@@ -71,9 +73,10 @@ class LayerCalls:
         self._actions = {action.spec.name: action for action in actions}
         self._first, self._least = actions[0].spec.name, actions[-1].spec.name
         self._recomputing = {a.spec.name for a in actions if a.spec.recomputes}
-        self._flops: dict[tuple[str, Sizes], int] = {}
-        """FLOPs of recomputations under a baseline, with the early stop."""
-        self._waiting: dict[tuple[str, Sizes], list[int]] = {}
+        self._flops: dict[tuple[str, int], Series] = {}
+        """FLOPs of recomputations with the early stop, by family and number of sizes:
+        of those that are not measured."""
+        self._waiting: dict[tuple[tuple[str, int], Sizes], list[int]] = {}
         """Numbers of this step's calls whose FLOPs its backward will count."""
         self._plan: tuple[object, int] = None, -1
         """The plan that the layers have, and the findings' version at that time."""
@@ -267,28 +270,31 @@ class LayerCalls:
     # ------------------------------------------------------------------ FLOPs
 
     def _counted(self, step: Step, call: Invocation) -> Invocation:
-        """Count the FLOPs of a recomputation under a baseline, once for each size.
+        """Count the FLOPs of a recomputation that is not measured.
 
-        They are those of a recomputation that stops after the last needed tensor. The
-        one that is counted runs to its end.
+        They are those of a recomputation that stops after the last needed tensor. At
+        sizes at which they are not known, one call of a family is counted for all, and
+        runs to its end.
         """
         layer = call.layer
-        shape = call_shape(call.args, call.kwargs)
-        key = self.mode.layer_keys[layer.index], shape.sizes
-        if key in self._flops:
-            step.flops += self._flops[key]
+        sizes = call_shape(call.args, call.kwargs).sizes
+        name = self.mode.layer_keys[layer.index], len(sizes)
+        known = self._flops.get(name, Series(Kind(LeastSquares())))
+        if not known.why_unknown(sizes):
+            step.flops += round(known.predict(sizes))
             return call
-        if key in self._waiting:
-            self._waiting[key][0] += 1
+        if (name, sizes) in self._waiting:
+            self._waiting[name, sizes][0] += 1
             return call
-        n_calls = self._waiting[key] = [1]
+        n_calls = self._waiting[name, sizes] = [1]
         inputs = [tensor for _, tensor in argument_tensors(call.args, call.kwargs)]
         gauge = self.gauges.of_call(layer, inputs)
 
         def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
             output, reading = gauge(forward, given)
-            self._flops[key] = reading.early_flops
-            step.flops += n_calls[0] * reading.early_flops
+            n_flops = reading.early_flops
+            self._flops[name] = known.with_readings([(sizes, n_flops)])
+            step.flops += n_calls[0] * n_flops
             return output
 
         return call._replace(on_recompute=run, is_whole=True)
