@@ -128,13 +128,13 @@ class Gauges:
         """Give calls that differ from most of their family another one.
 
         Args:
-            calls: The calls of a step.
+            calls: The calls of a step that were recomputed.
         """
         alike = defaultdict(list)
         for call in calls:
-            if call.held_bytes:
-                alike[call.family, numbers(call.sizes)].append(call)
-        for (family, _), group in alike.items():
+            # Under another action other tensors are made in the recomputation.
+            alike[call.family, call.action, numbers(call.sizes)].append(call)
+        for (family, *_), group in alike.items():
             counts = Counter(call.held_bytes[KEEP.name] for call in group)
             usual, n_usual = counts.most_common(1)[0]
             if 2 * n_usual <= len(group):
