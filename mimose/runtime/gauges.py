@@ -49,8 +49,8 @@ class Gauges:
         """By family, the calls that were counted, the longest ago first."""
         self._apart: dict[tuple[str, int, int], str] = {}
         """The families of calls that differ from those like them."""
-        self._examples: dict[tuple[str, Sizes], Reading] = {}
-        """The first count of this step, by family and sizes."""
+        self._examples: dict[tuple[str, str, Sizes], Reading] = {}
+        """The first count of this step, by family, action and sizes."""
         self._due: dict[str, tuple[int, int]] = {}
         """By family, the call whose turn it is in this step."""
 
