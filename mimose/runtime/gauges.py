@@ -8,7 +8,7 @@ before it shares. Of the others, only what they save is summed up. If that diffe
 does what they hold.
 
 If most calls of a family hold the same at equal sizes, one that differs by more than
-the least safety margin gets a family of its own, with those that differ alike.
+the least safety margin gets a separate family, with those that differ alike.
 """
 
 from __future__ import annotations
