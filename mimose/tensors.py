@@ -156,14 +156,27 @@ def sum_of_words(tensor: torch.Tensor) -> torch.Tensor:
     Args:
         tensor: Copied where it is not contiguous.
     """
+    words, rest = words_of(tensor)
+    total = words.sum()
+    return total + rest.sum() if len(rest) else total
+
+
+def words_of(
+    tensor: torch.Tensor, multiple: int = 1
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return a plain tensor's bits as integers of 8 bytes, and those left over.
+
+    Args:
+        tensor: Copied where it is not contiguous.
+        multiple: The number of words is a multiple of this.
+    """
     flat = bits(tensor.contiguous()).flatten()
-    size = flat.element_size()
-    n_whole = flat.nbytes // _WORD_BYTES * _WORD_BYTES // size
-    whole = flat[:n_whole]
+    size, group = flat.element_size(), multiple * _WORD_BYTES
+    n_whole = flat.nbytes // group * group // size
+    whole, rest = flat[:n_whole], flat[n_whole:]
     if whole.storage_offset() * size % _WORD_BYTES:
         whole = whole.clone()
-    total: torch.Tensor = whole.view(torch.int64).sum()
-    return total if n_whole == len(flat) else total + flat[n_whole:].sum()
+    return whole.view(torch.int64), rest
 
 
 _WORD_BYTES = 8

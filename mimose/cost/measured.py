@@ -82,8 +82,12 @@ def with_step(model: CostModel, step: MeasuredStep) -> CostModel:
     own = {e.place: numbers(m.sizes) for e, m in zip(ran, step.calls, strict=True)}
     sizes = tuple(own.get(call.place, ()) for call in pattern.calls)
     pattern = pattern.taken_in(step_input.sizes, sizes, counts)
+    counted = {e.place for e, m in zip(ran, step.calls, strict=True) if m.held_bytes}
     pattern = replace(
-        pattern, is_ordered=sample.is_ordered, copies_end=sample.copies_end
+        pattern,
+        is_ordered=sample.is_ordered,
+        copies_end=sample.copies_end,
+        counted=tuple(sorted(counted.union(pattern.counted))),
     )
     copied = {**model.copied, **_copied(model, step.calls)}
     scale = max(model.scale, step.growth_bytes)

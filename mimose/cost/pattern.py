@@ -137,6 +137,8 @@ class Pattern:
     """The name of the structure of the model's arguments; contexts may share it."""
     n_rows: int = 0
     """Number of rows so far, with those dropped since."""
+    counted: tuple[Place, ...] = ()
+    """The calls whose held bytes were counted; others may only be recomputed."""
     _rules: _Rules | None = field(default=None, repr=False, compare=False)
     """What `rules` returns; None before the fit."""
 

@@ -379,8 +379,11 @@ def fill_problem(
     between.append((head.retained - released, rise))
     gap_bytes, gap_transient_bytes = np.array(between).T
     known, allowed = [layer.known for layer in layers], []
+    counted = {*pattern.counted}
     for call, number in zip(pattern.calls, layout.of_call, strict=True):
         may = {*known[number]} & {*model.allowed(call.layer)}
+        if menu.least in may and call.place not in counted:
+            may = {menu.least}
         allowed.append([name in may for name in menu.names])
     budget = memory.budget_bytes if budget_bytes is None else budget_bytes
     return PlanningProblem(

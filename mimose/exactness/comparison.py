@@ -23,7 +23,7 @@ import torch
 
 from mimose.exactness.layer import Layer
 from mimose.inputs.compiled import SCRIPTED, code_in_graph
-from mimose.tensors import is_plain, sum_of_words, tensors_in
+from mimose.tensors import is_plain, tensors_in, words_of
 from mimose.torch_private import next_sequence_number
 from mimose.types import OnRecompute
 
@@ -45,9 +45,13 @@ def _fingerprint(output: Any) -> _Fingerprint | None:
 
 
 def _sums(tensor: torch.Tensor) -> torch.Tensor:
-    """Sum a tensor's words in a few groups, because one sum ignores their order."""
-    groups = tensor.contiguous().flatten().chunk(_GROUPS)
-    return torch.stack(list(map(sum_of_words, groups)))
+    """Sum a tensor's words in a few groups, because one sum ignores their order.
+
+    Words that fill no group follow as they are.
+    """
+    words, rest = words_of(tensor, _GROUPS)
+    sums = words.view(_GROUPS, len(words) // _GROUPS).sum(1)
+    return torch.cat((sums, rest)) if len(rest) else sums
 
 
 def _differences(one: _Fingerprint, other: _Fingerprint) -> list[torch.Tensor]:

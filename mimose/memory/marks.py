@@ -24,7 +24,7 @@ import itertools
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, TypeAlias
 
@@ -42,6 +42,7 @@ from mimose.planners.actions import KEEP, RECOMPUTE
 from mimose.tensors import storages_in, tensors_in
 from mimose.torch_private import (
     TorchDispatchMode,
+    base_of,
     overload_packet,
     to_copy,
     top_saved_hooks,
@@ -140,13 +141,13 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _count(self, args: Any, kwargs: Any, result: Any) -> None:
         made = storages_in(result)
-        if not made:
+        new = made.keys() - self._made.keys()
+        if not new:
             return
-        inputs = {**storages_in(args), **storages_in(kwargs)}
-        for key, storage in made.items():
-            is_new = key not in inputs and key not in self._made
-            if is_new and storage.nbytes():
-                self._add(key, storage, storage.nbytes())
+        for key in new - storages_in((args, kwargs)).keys():
+            n_bytes = made[key].nbytes()
+            if n_bytes:
+                self._add(key, made[key], n_bytes)
 
     def _add(self, key: int, storage: torch.UntypedStorage, n_bytes: int) -> None:
         self._made[key] = weakref.ref(storage, lambda _: self._freed(key)), n_bytes
@@ -176,6 +177,8 @@ class Reading(NamedTuple):
     """The part that a recomputation with an early stop runs."""
     peak_bytes: int
     """The highest total of what it made, as far as that can be counted."""
+    saved_bytes: int
+    """Bytes that its operators have saved, without parameters."""
     copied_bytes: float = 0.0
     """Bytes of copies of weights that autocast keeps."""
     saved_output_bytes: float | None = None
@@ -193,56 +196,21 @@ def by_operators(
 ) -> tuple[Any, Reading]:
     """Run a call and count the storages that its operators make: a `Gauge`."""
     del given
-    tracker = StorageTracker()
+    tracker, saves = StorageTracker(), _Saves()
     with tracker:
-        output, early_flops, saved = _with_saves_seen(forward, tracker)
+        if top_saved_hooks(False) is None:
+            output, early_flops, own = forward(), tracker.flops, None
+        else:
+            with saves.noted(lambda: tracker.flops):
+                output = forward()
+            early_flops, own = saves.flops, saves.bytes_of(output)
         live = float(tracker.live_bytes)
         copied = float(tracker.copied_bytes()) if autocast_keeps_copies() else 0.0
     held = {KEEP.name: live, RECOMPUTE.name: float(tracker.bytes_made(output))}
     flops, peak = tracker.flops, tracker.peak_bytes
-    return output, Reading(held, flops, early_flops, peak, copied, saved)
-
-
-def _with_saves_seen(
-    forward: Callable[[], Any], tracker: StorageTracker
-) -> tuple[Any, int, float | None]:
-    """Run a forward under the hooks of a recomputation, and watch what it saves.
-
-    Returns:
-        Its output, the FLOPs before its last saved tensor, and the bytes of its outputs
-        that were saved. Without hooks, the FLOPs so far and None.
-    """
-    if top_saved_hooks(False) is None:
-        return forward(), tracker.flops, None
-    early_flops = 0
-    saved: set[int] = set()
-
-    def note(tensor: torch.Tensor) -> None:
-        nonlocal early_flops
-        early_flops = tracker.flops
-        saved.update(storages_in(tensor))
-
-    with _saves_noted(note):
-        output = forward()
-    returned = storages_in(output).items()
-    n_bytes = sum(storage.nbytes() for key, storage in returned if key in saved)
-    return output, early_flops, float(n_bytes)
-
-
-@contextlib.contextmanager
-def _saves_noted(note: Callable[[torch.Tensor], None]) -> Iterator[None]:
-    """Call a function for each tensor that is saved for a backward inside it.
-
-    Other hooks on saved tensors, such as those of `torch.utils.checkpoint`, still run.
-    """
-    pack, unpack = top_saved_hooks(False) or (lambda t: t, lambda t: t)
-
-    def noted(tensor: torch.Tensor) -> Any:
-        note(tensor)
-        return pack(tensor)
-
-    with torch.autograd.graph.saved_tensors_hooks(hidden(noted), unpack):
-        yield
+    return output, Reading(
+        held, flops, early_flops, peak, saves.total_bytes(), copied, own
+    )
 
 
 def by_saved(
@@ -261,20 +229,91 @@ def by_saved(
     """
     others = [slot.now() for slot in tensor_slots(root.modules())]
     known = storages_in([*root.parameters(), *others, *given])
-    saved: dict[int, torch.UntypedStorage] = {}
-    with _saves_noted(lambda tensor: saved.update(storages_in(tensor))):
+    saves = _Saves()
+    with saves.noted():
         output = forward()
-    returned = storages_in(output)
-    live = _total({**saved, **returned}, known)
-    saved.clear()  # the hook may live on, in a cycle
+    returned = _sizes_in(output)
+    live = _total({**saves.sizes, **returned}, known)
     held = {KEEP.name: live, RECOMPUTE.name: _total(returned, known)}
-    return output, Reading(held, flops, flops, int(live))
+    return output, Reading(held, flops, flops, int(live), saves.total_bytes())
 
 
-def _total(
-    storages: dict[int, torch.UntypedStorage], known: dict[int, torch.UntypedStorage]
-) -> float:
-    return float(sum(s.nbytes() for key, s in storages.items() if key not in known))
+def by_example(
+    forward: Callable[[], Any], given: Sequence[torch.Tensor], example: Reading
+) -> tuple[Any, Reading]:
+    """Run a recomputation, and count only what it saves.
+
+    Args:
+        forward: Runs it.
+        given: The call's input tensors.
+        example: The counts of a call of its family at its sizes.
+    """
+    del given
+    saves = _Saves()
+    with saves.noted():
+        output = forward()
+    n_bytes, own = saves.total_bytes(), example.saved_output_bytes
+    if own is not None:
+        own = saves.bytes_of(output)
+    more = n_bytes - example.saved_bytes
+    held = {**example.held_bytes, KEEP.name: example.held_bytes[KEEP.name] + more}
+    return output, example._replace(
+        held_bytes=held,
+        peak_bytes=example.peak_bytes + more,
+        saved_bytes=n_bytes,
+        saved_output_bytes=own,
+    )
+
+
+class _Saves:
+    """What a forward saves for its backward, but parameters.
+
+    Attributes:
+        sizes: The bytes of each storage, by identity.
+        flops: The FLOPs before the last saved tensor.
+    """
+
+    def __init__(self) -> None:
+        self.sizes: dict[int, int] = {}
+        self.flops = 0
+
+    @contextlib.contextmanager
+    def noted(self, flops: Callable[[], int] = int) -> Iterator[None]:
+        """Note each tensor that is saved for a backward.
+
+        Other hooks on saved tensors, such as those of a recomputation, still run.
+
+        Args:
+            flops: Returns the FLOPs so far.
+        """
+        pack, unpack = top_saved_hooks(False) or (lambda t: t, lambda t: t)
+
+        def noted(tensor: torch.Tensor) -> Any:
+            self.flops = flops()
+            base = base_of(tensor)
+            if not isinstance(tensor if base is None else base, nn.Parameter):
+                self.sizes.update(_sizes_in(tensor))
+            return pack(tensor)
+
+        with torch.autograd.graph.saved_tensors_hooks(hidden(noted), unpack):
+            yield
+
+    def total_bytes(self) -> int:
+        """Sum the bytes of all."""
+        return sum(self.sizes.values())
+
+    def bytes_of(self, output: object) -> float:
+        """Sum the bytes of those that hold an output."""
+        returned = _sizes_in(output).items()
+        return float(sum(n_bytes for key, n_bytes in returned if key in self.sizes))
+
+
+def _sizes_in(tree: object) -> dict[int, int]:
+    return {key: storage.nbytes() for key, storage in storages_in(tree).items()}
+
+
+def _total(sizes: Mapping[int, int], known: Container[int]) -> float:
+    return float(sum(n_bytes for key, n_bytes in sizes.items() if key not in known))
 
 
 # ------------------------------------------------------------------ the marks

@@ -394,6 +394,8 @@ class Engine:
         if self.ranks is not None:
             self.ranks.restrict(self.layers, self.learner)
         self.policy.load_state_dict(state["policy"])
+        for pattern in self.learner.model.patterns.values():
+            self.calls.gauges.load(pattern.calls)
         self.describer.load_state_dict(state["sizes"])
         if not self.steps.n_begun:  # else it is a step of this session
             self.last = self._loaded()

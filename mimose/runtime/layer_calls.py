@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from mimose.actions.base import Invocation, Probe
+from mimose.cost.series import Kind, Series
 from mimose.exactness.layer import Layer
 from mimose.exceptions import NotRecomputableError
 from mimose.inputs.describe import (
@@ -22,11 +23,10 @@ from mimose.inputs.describe import (
 )
 from mimose.inputs.patch import Patch, hidden, is_traced
 from mimose.memory.marks import (
-    Gauge,
     Trace,
-    by_operators,
-    by_saved,
 )
+from mimose.predictors import LeastSquares
+from mimose.runtime.gauges import Gauges
 from mimose.runtime.step import Step
 from mimose.torch_private import (
     are_parametrizations_cached,
@@ -69,12 +69,15 @@ class LayerCalls:
         self.untraced = hidden(LayerPatch.__call__)
         self._findings = engine.findings
         self._device = engine.device
-        self._root = root
+        self.gauges = Gauges(root)
         self._actions = {action.spec.name: action for action in actions}
         self._first, self._least = actions[0].spec.name, actions[-1].spec.name
         self._recomputing = {a.spec.name for a in actions if a.spec.recomputes}
-        self._flops: dict[tuple[int, str, Sizes], int] = {}
-        """FLOPs of recomputations under a baseline, with the early stop."""
+        self._flops: dict[tuple[str, int], Series] = {}
+        """FLOPs of recomputations with the early stop, by family and number of sizes:
+        of those that are not measured."""
+        self._waiting: dict[tuple[tuple[str, int], Sizes], list[int]] = {}
+        """Numbers of this step's calls whose FLOPs its backward will count."""
         self._plan: tuple[object, int] = None, -1
         """The plan that the layers have, and the findings' version at that time."""
         self._trace: Trace | None = None
@@ -108,6 +111,8 @@ class LayerCalls:
         self.step, self._trace = step, step.window.trace
         self._findings.read, self._findings.impure = [], {}
         self.lacks_gradients = False
+        self._waiting.clear()
+        self.gauges.begin()
         chosen = step.decision.chosen
         plan = [()] * len(self.layers) if chosen is None else chosen.by_layer
         is_measured, version = self._trace is not None, self._findings.version
@@ -253,46 +258,43 @@ class LayerCalls:
         # Other steps have measured what a call holds that the plan keeps.
         probe = None
         if not is_free:
-            probe = Probe(trace, index, self._gauge(layer, args, kwargs), inputs)
+            gauge = self.gauges.of_call(layer, inputs, measured)
+            probe = Probe(trace, index, gauge, inputs)
         output = self._act(name, call, probe)
         ranks = trace.leave(index, inputs, output)
         alike = self.mode.layer_keys[layer.index], autocast_state(self._device)
-        measured.family = digest(((*alike, shape.structure), ranks))
+        family = digest(((*alike, shape.structure), ranks))
+        measured.family = self.gauges.own_family(family, measured)
         return output
-
-    def _gauge(
-        self, layer: Layer, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> Gauge:
-        """Return the gauge of a call, chosen when it runs."""
-        # At once: what counts later must not hold the arguments.
-        flops, root = estimated_flops(layer.module, args, kwargs), self._root
-
-        def gauge(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
-            if layer.is_compiled:
-                return by_saved(forward, given, root, flops)
-            return by_operators(forward, given)
-
-        return gauge
 
     # ------------------------------------------------------------------ FLOPs
 
     def _counted(self, step: Step, call: Invocation) -> Invocation:
-        """Count the FLOPs of a recomputation under a baseline, once for each size.
+        """Count the FLOPs of a recomputation that is not measured.
 
-        They are those of a recomputation that stops after the last needed tensor. The
-        one that is counted runs to its end.
+        They are those of a recomputation that stops after the last needed tensor. At
+        sizes at which they are not known, one call of a family is counted for all, and
+        runs to its end.
         """
         layer = call.layer
-        key = layer.index, self.mode.key, call_shape(call.args, call.kwargs).sizes
-        if key in self._flops:
-            step.flops += self._flops[key]
+        sizes = call_shape(call.args, call.kwargs).sizes
+        name = self.mode.layer_keys[layer.index], len(sizes)
+        known = self._flops.get(name, Series(Kind(LeastSquares())))
+        if not known.why_unknown(sizes):
+            step.flops += round(known.predict(sizes))
             return call
-        gauge = self._gauge(layer, call.args, call.kwargs)
+        if (name, sizes) in self._waiting:
+            self._waiting[name, sizes][0] += 1
+            return call
+        n_calls = self._waiting[name, sizes] = [1]
+        inputs = [tensor for _, tensor in argument_tensors(call.args, call.kwargs)]
+        gauge = self.gauges.of_call(layer, inputs)
 
         def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
             output, reading = gauge(forward, given)
-            self._flops[key] = reading.early_flops
-            step.flops += reading.early_flops
+            n_flops = reading.early_flops
+            self._flops[name] = known.with_readings([(sizes, n_flops)])
+            step.flops += n_calls[0] * n_flops
             return output
 
         return call._replace(on_recompute=run, is_whole=True)
@@ -322,24 +324,6 @@ class LayerPatch(Patch):
         if layer.n_calls <= layer.n_straight and torch.is_grad_enabled():
             return self.original(*args, **kwargs)
         return self._run(self.original, args, kwargs)
-
-
-def estimated_flops(
-    module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> int:
-    """Estimate the FLOPs of a forward whose operators cannot be counted.
-
-    That is two for each weight of a matrix and each row of the largest input.
-
-    Args:
-        module: The layer.
-        args: Its arguments.
-        kwargs: Its keyword arguments.
-    """
-    weights = sum(p.numel() for p in module.parameters() if p.dim() > 1)
-    inputs = [t for _, t in argument_tensors(args, kwargs) if t.is_floating_point()]
-    rows = (t.numel() // t.shape[-1] for t in inputs if t.dim() and t.numel())
-    return 2 * weights * max(rows, default=0)
 
 
 def _why_not_again(layer: Layer) -> str | None:

@@ -122,8 +122,8 @@ def _teach(
     record: StepRecord,
 ) -> None:
     """Let the cost model learn from a measured step."""
-    calls, learner = trace.calls, engine.learner
-    sample = analyse(trace.marks, calls, window.steps[-1].menu)
+    calls, learner, menu = trace.calls, engine.learner, window.steps[-1].menu
+    sample = analyse(trace.marks, calls, menu)
     if learner.n_steps == 0:
         sample = without_readings(sample)
     growth = max(0, window.peak_bytes - record.start_bytes)
@@ -140,6 +140,9 @@ def _teach(
     ran = {(call.layer, call.number): call.family for call in calls}
     if [*families] == [*ran] and families != ran:
         engine.describer.waits_for_masks = True
+    engine.calls.gauges.split_families(
+        [e for e in calls if e.held_bytes and menu.spec(e.action).recomputes]
+    )
     learner.absorb(
         MeasuredStep(
             step_input,
