@@ -187,7 +187,7 @@ class Driver:
         """Check that the backward has room: Note: [Room for the backward].
 
         Raises:
-            NoRoomError: It may not have, and the forward can run again.
+            NoRoomError: It may not have, and to run the forward again may help.
         """
         held, peak = self._memory_limit.forward_ended()
         level = step.backward_bytes(peak, held)
@@ -200,9 +200,14 @@ class Driver:
             block = 4 * max(halves, default=0)
         if self._memory_limit.has_room(level, block):
             return
-        waits = why_waits(self.model, self._engine.layers, with_backward=False)
-        if not (step.is_safest or waits or given.are_edited()):
-            raise NoRoomError
+        layers = self._engine.layers
+        is_gaps = self._memory_limit.may_find_room and not step.retries
+        if (is_gaps or step.keeps(layers)) and not (
+            why_waits(self.model, layers, with_backward=False)
+            or given.are_edited()
+            or self._engine.rollback.has_missed()
+        ):
+            raise NoRoomError(changes_plan=not is_gaps)
         self._engine.use_grace()
 
     def _raise_wall(self, step: Step) -> None:
