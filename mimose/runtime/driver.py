@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _N_CALLS = operator.attrgetter("n_calls")
 _SHARED = "several forwards or backwards make up a step"
+_MOST_IN_VAIN = 6
+"""Each forward that ran again in vain doubles the steps until the next, up to 63."""
 _AGAIN = "the step is run again"
 _NO_SHAPE = "the inputs hold no tensors, so there is no shape to plan for"
 _NO_LAYER = "no layer was called"
@@ -76,6 +78,9 @@ class Driver:
         self._found_gradients = False, False
         self.plans = engine.plans
         self.is_running = False
+        self._n_in_vain = self._n_to_wait = 0
+        """Forwards that ran again in vain since the last one that found room, and how
+        often the next ones do not."""
         self._hid: tuple[str, str] | None = None
         """The context and structure of the typical step, if its masks hide
         something."""
@@ -198,10 +203,16 @@ class Driver:
             # A gradient in float32 does not fit where an output in half precision was.
             halves = (t.numel() for t in tensors_in(output) if t.itemsize == 2)
             block = 4 * max(halves, default=0)
-        if self._memory_limit.has_room(level, block):
+        has_room = self._memory_limit.has_room(level, block)
+        if step.retries == 1:
+            self._n_in_vain = 0 if has_room else min(self._n_in_vain + 1, _MOST_IN_VAIN)
+            self._n_to_wait = 2**self._n_in_vain - 1
+        if has_room:
             return
         layers = self._engine.layers
         is_gaps = self._memory_limit.may_find_room and not step.retries
+        if is_gaps and self._n_to_wait:
+            self._n_to_wait, is_gaps = self._n_to_wait - 1, False
         if (is_gaps or step.keeps(layers)) and not (
             why_waits(self.model, layers, with_backward=False)
             or given.are_edited()
