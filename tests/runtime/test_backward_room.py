@@ -103,33 +103,6 @@ def test_a_forward_without_room_for_its_backward_runs_again(sim):
     assert training.grads == _bare(LENGTHS * 2)
 
 
-class _Reading(nn.Module):
-    """Small layers before a head that needs nearly all memory, in each plan."""
-
-    def __init__(self, *layers):
-        super().__init__()
-        self.layers, self.head = nn.Sequential(*layers), nn.Linear(256, 20_000)
-
-    def forward(self, x):
-        return self.head(self.layers(x))
-
-
-def test_a_forward_does_not_run_again_where_that_gives_no_room(sim):
-    """Everything is recomputed in each step, and little more than its need is free."""
-    training = _Training(2, kind=_Reading)
-    training.step(128)
-    sim.reset_peak_memory_stats()
-    start = sim.memory_allocated()
-    training.step(128)
-    growth = sim.max_memory_allocated() - start
-    sim.empty_cache()
-    budget = int(start + 1.3 * growth)
-    with mimose.attach(training.model, budget, refine=False) as session:
-        for _ in range(20):
-            training.step(128)
-        assert session.summary().retries <= 6
-
-
 @pytest.mark.parametrize("grace", ["64MiB", 0])
 def test_a_backward_uses_the_grace_if_its_forward_cannot_run_again(sim, grace):
     """A model that edits its input runs once; without a grace the budget is strict."""
