@@ -22,6 +22,7 @@ from mimose.exactness.side_effects import (
     saved_random_state,
     tensor_slots,
 )
+from mimose.tensors import version
 from mimose.torch_private import (
     buffers_of,
     cached_parametrizations,
@@ -53,6 +54,7 @@ class Snapshot:
         self._state: State | None = None
         self._changing = list(dict.fromkeys(changing))
         others = set(tensor_slots(modules)).difference(self._changing)
+        self._unsaved: list[tuple[int, int]] = []
         self._small = [slot for slot in others if _is_small(slot.now())]
         self._large = others.difference(self._small)
         self.saved = SavedTensors(())
@@ -69,11 +71,17 @@ class Snapshot:
         if self._state is None or not self._state.is_now():
             self._state = State(self._tables)
         large = self._large if is_wide else ()
+        self._unsaved = [] if is_wide else list(map(_version, self._large))
         self.saved = SavedTensors([*self._changing, *self._small, *large])
 
     def is_now(self) -> bool:
         """Whether the modules' attributes are what they were when it was taken."""
         return self._state is not None and self._state.is_now()
+
+    def has_missed(self) -> bool:
+        """Whether a tensor has changed that was not saved."""
+        now = map(_version, self._large)
+        return bool(self._unsaved) and any(map(operator.ne, self._unsaved, now))
 
     def restore(self) -> None:
         """Restore everything, tensors in place."""
@@ -179,6 +187,10 @@ class Rollback:
         """Whether the tensors at all these places were saved."""
         return set(keys) <= {slot.key for slot, _ in self._snapshot.saved.states}
 
+    def has_missed(self) -> bool:
+        """Whether the forward has changed a tensor that `restore` cannot restore."""
+        return self._snapshot.has_missed()
+
     def restore(self) -> None:
         """Restore everything, tensors in place."""
         self._snapshot.restore()
@@ -188,6 +200,12 @@ class Rollback:
         if new:
             self._changing |= new
             self._version = -1
+
+
+def _version(slot: TensorSlot) -> tuple[int, int]:
+    """Return which tensor is at a place, and how often it was edited."""
+    tensor = slot.now()
+    return id(tensor), 0 if tensor is None else version(tensor)
 
 
 def _is_small(tensor: torch.Tensor | None) -> bool:

@@ -37,6 +37,8 @@ if TYPE_CHECKING:
 
 _N_CALLS = operator.attrgetter("n_calls")
 _SHARED = "several forwards or backwards make up a step"
+_MOST_IN_VAIN = 6
+"""Each forward that ran again in vain doubles the steps until the next, up to 63."""
 _AGAIN = "the step is run again"
 _NO_SHAPE = "the inputs hold no tensors, so there is no shape to plan for"
 _NO_LAYER = "no layer was called"
@@ -44,6 +46,12 @@ _NO_GRADIENTS = "layers of the plan ran without gradients"
 _AT_THE_WALL = (
     "The forward ended there, and would have needed more. Raise the budget, use a "
     "smaller batch or shorter inputs, or leave such batches out."
+)
+_STILL_HELD = (
+    "a forward was to run again, because memory has run out or would in its backward, "
+    "but much of what it has made is still held: a hook or a list outside of the model "
+    "keeps its outputs. A loss over these would count them twice. Return them from the "
+    "model's forward, keep them detached, or raise the budget"
 )
 _TRANSFORMED = (
     "the model was called inside a transform of torch.func (grad, vmap, jvp, …), which "
@@ -76,6 +84,9 @@ class Driver:
         self._found_gradients = False, False
         self.plans = engine.plans
         self.is_running = False
+        self._n_in_vain = self._n_to_wait = 0
+        """Forwards that ran again in vain since the last one that found room, and how
+        often the next ones do not."""
         self._hid: tuple[str, str] | None = None
         """The context and structure of the typical step, if its masks hide
         something."""
@@ -140,6 +151,9 @@ class Driver:
             # window may have filled the cache too.
             if not step.part:
                 torch.clear_autocast_cache()
+                if self._memory_limit.still_holds():
+                    error = MimoseError(_STILL_HELD)
+                    break
             self._engine.rollback.restore()
             losses = self._engine.losses
             self._set_losses(large_logits(losses, n_labels_of(kwargs), 0) > 0)
@@ -187,7 +201,7 @@ class Driver:
         """Check that the backward has room: Note: [Room for the backward].
 
         Raises:
-            NoRoomError: It may not have, and the forward can run again.
+            NoRoomError: It may not have, and to run the forward again may help.
         """
         held, peak = self._memory_limit.forward_ended()
         level = step.backward_bytes(peak, held)
@@ -198,11 +212,22 @@ class Driver:
             # A gradient in float32 does not fit where an output in half precision was.
             halves = (t.numel() for t in tensors_in(output) if t.itemsize == 2)
             block = 4 * max(halves, default=0)
-        if self._memory_limit.has_room(level, block):
+        has_room = self._memory_limit.has_room(level, block)
+        if step.retries == 1:
+            self._n_in_vain = 0 if has_room else min(self._n_in_vain + 1, _MOST_IN_VAIN)
+            self._n_to_wait = 2**self._n_in_vain - 1
+        if has_room:
             return
-        waits = why_waits(self.model, self._engine.layers, with_backward=False)
-        if not (step.is_safest or waits or given.are_edited()):
-            raise NoRoomError
+        layers = self._engine.layers
+        is_gaps = self._memory_limit.may_find_room and not step.retries
+        if is_gaps and self._n_to_wait:
+            self._n_to_wait, is_gaps = self._n_to_wait - 1, False
+        if (is_gaps or step.keeps(layers)) and not (
+            why_waits(self.model, layers, with_backward=False)
+            or given.are_edited()
+            or self._engine.rollback.has_missed()
+        ):
+            raise NoRoomError(changes_plan=not is_gaps)
         self._engine.use_grace()
 
     def _raise_wall(self, step: Step) -> None:

@@ -40,7 +40,15 @@ _Result = TypeVar("_Result")
 
 
 class NoRoomError(RuntimeError):
-    """A forward has left too little room for its backward, and runs again."""
+    """A forward has left too little room for its backward, and runs again.
+
+    Args:
+        changes_plan: Whether everything is recomputed then.
+    """
+
+    def __init__(self, *, changes_plan: bool) -> None:
+        super().__init__()
+        self.changes_plan = changes_plan
 
 
 def may_run_again(
@@ -60,8 +68,8 @@ def may_run_again(
         Whether to run the forward again. Hold no reference to the error, because its
         traceback keeps the tensors of the failed forward.
     """
-    if isinstance(error, NoRoomError):  # in a clean pool the same plan may fit
-        step.run_again(_NO_ROOM, changes_plan=step.retries > 0)
+    if isinstance(error, NoRoomError):
+        step.run_again(_NO_ROOM, changes_plan=error.changes_plan)
         return True
     runs_out, is_at_wall = is_out_of_memory(error), False
     if runs_out:

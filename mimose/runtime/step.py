@@ -51,6 +51,7 @@ from mimose.torch_private import (
 from mimose.types import Measured, StepInput
 
 if TYPE_CHECKING:
+    from mimose.exactness.layer import Layer
     from mimose.runtime.engine import Engine
 
 _log = logging.getLogger(__name__)
@@ -326,6 +327,21 @@ class Step:
         """Whether it runs again, with everything recomputed."""
         return self.retries > 0 and self.decision.chosen is None
 
+    def keeps(self, layers: Sequence[Layer]) -> bool:
+        """Whether its plan does less than to recompute every layer that can run again.
+
+        Args:
+            layers: The model's layers.
+        """
+        if self.decision.chosen is None:
+            return False
+        return any(
+            not layer.is_kept and any(action != self.menu.least for action in actions)
+            for layer, actions in zip(
+                layers, self.decision.chosen.by_layer, strict=True
+            )
+        )
+
     def run_again(self, reason: str, *, changes_plan: bool = True) -> None:
         """Record that the forward runs again, or that the last step has failed.
 
@@ -334,12 +350,12 @@ class Step:
             changes_plan: Whether to use the safest plan from now on.
         """
         self.retries += 1
+        self._unplanned.clear()
         if not changes_plan:
             self.reason = self.reason or reason
             return
         self.window.give_up(reason)
         self._action_at = None
-        self._unplanned.clear()
         is_whole = self.decision.is_whole
         self._take(Decision("fallback", None, reason=reason, is_whole=is_whole))
 

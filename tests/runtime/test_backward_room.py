@@ -103,6 +103,26 @@ def test_a_forward_without_room_for_its_backward_runs_again(sim):
     assert training.grads == _bare(LENGTHS * 2)
 
 
+def test_outputs_that_a_hook_keeps_are_never_counted_twice(sim):
+    """A forward whose graph is held does not run again; the loop gets an error."""
+    sim.set_hollow(sim.CARDS["h100"])
+    training, kept = _Training(16, 1024), []
+    for layer in training.model:
+        layer.register_forward_hook(lambda *args: kept.append(args[-1]))
+    with mimose.attach(training.model, "6GiB", refine=False) as session:
+        for length in (400, 300, 350, 450, 380, 420, 410, 390):
+            training.step(length)
+            kept.clear()
+        gaps = [torch.empty(MIB, dtype=torch.int8, device="sim") for _ in range(3000)]
+        del gaps[::2]
+        with pytest.raises(mimose.MimoseError, match="still held"):
+            for length in range(500, 1500, 50):
+                training.step(length)
+                assert len(kept) == 16
+                kept.clear()
+        session.detach()
+
+
 @pytest.mark.parametrize("grace", ["64MiB", 0])
 def test_a_backward_uses_the_grace_if_its_forward_cannot_run_again(sim, grace):
     """A model that edits its input runs once; without a grace the budget is strict."""
