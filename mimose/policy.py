@@ -875,7 +875,8 @@ class Policy:
             is_within = observed_bytes <= self.margin.allowed(predicted)
             if is_over or predicted >= _LARGE * headroom_bytes:
                 self.margin.observe(predicted, observed_bytes)
-            if decision.is_measured and abs(observed_bytes / predicted - 1) > _OFF:
+            error = abs(observed_bytes - predicted)
+            if decision.is_measured and error > _OFF * predicted:
                 self._learner.distrust_plans()  # it has just learned better
         # It goes on to the next stage, if this one was checked; the oldest contexts go.
         checked = without_rows(step_input.context)

@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import math
 
 import numpy as np
 import pytest
@@ -316,7 +317,7 @@ _COLLATIONS = {
 _EXACT = {"padded", "cut", "in a row", "with special tokens", "time first", "two crops"}
 
 
-@settings(deadline=None, max_examples=12)
+@settings(deadline=None, max_examples=24, derandomize=True)
 @given(st.sampled_from(sorted(_COLLATIONS)), st.integers(0, 9))
 def test_sizes_follow_from_samples(kind, seed):
     """Each comes once, no batch is far beyond the trained ones, and bounds hold."""
@@ -343,7 +344,8 @@ def test_sizes_follow_from_samples(kind, seed):
         }
         for name, size in sizes.items():
             over = size / true[name.replace("inputs", "0")]
-            assert (over == 1.0) if kind in _EXACT else (0.9 < over < 1.6)
+            most = math.inf if kind == "all edges" else 1.6  # there it is a bound
+            assert (over == 1.0) if kind in _EXACT else (0.9 < over < most)
 
 
 def test_a_size_without_a_bound_is_refused():
