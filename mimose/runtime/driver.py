@@ -204,7 +204,7 @@ class Driver:
             NoRoomError: It may not have, and to run the forward again may help.
         """
         held, peak = self._memory_limit.forward_ended()
-        level = step.backward_bytes(peak, held)
+        level = step.backward_bytes(peak, held, self._policy.margin)
         if not step.has_wall or level is None:
             return
         block = 0

@@ -39,6 +39,7 @@ from mimose.cost.problem import Memory
 from mimose.memory.marks import Trace, analyse, without_readings
 from mimose.memory.meters import Meter
 from mimose.policy import LATELY, OTHER_SIZES, OTHERS, Decision, joined
+from mimose.predictors import SafetyMargin
 from mimose.records import Peaks, StepRecord
 from mimose.runtime.seconds import Mark
 from mimose.tensors import tensors_in
@@ -407,7 +408,9 @@ class Step:
         self.growth_bytes, self.reason = None, reason
         self.decision = replace(self.decision, growth_bytes=None)
 
-    def backward_bytes(self, peak_bytes: int, held_bytes: int) -> float | None:
+    def backward_bytes(
+        self, peak_bytes: int, held_bytes: int, margin: SafetyMargin
+    ) -> float | None:
         """Estimate, as its forward ends, up to which level its backward grows.
 
         Without a prediction each layer is taken to need twice as much as in its
@@ -416,10 +419,11 @@ class Step:
         Args:
             peak_bytes: The highest level since the last reset.
             held_bytes: The level now.
+            margin: By how much predictions may miss.
         """
         chosen, start = self.decision.chosen, self.window.memory.start_bytes
         if chosen is not None:
-            growth = chosen.growth.after_release_bytes
+            growth = margin.allowed(chosen.growth.after_release_bytes)
             follows = self.part < len(chosen.between)
             return (
                 None if follows else start + growth - self.window.memory.released_bytes
