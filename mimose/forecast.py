@@ -61,8 +61,9 @@ class Forecast:
     plan: Plan | None = None
     """The plan that the step would run; None if none fits or is known."""
     seconds: float | None = None
-    """Seconds of the device for forward and backward under the plan, with the step's
-    share of the optimizer step; None if not known."""
+    """Seconds for forward and backward under the plan, of the host where it is slower
+    than the device, with the step's share of the optimizer step, and with what a shape
+    takes that the process never had; None if not known."""
     extra_seconds: float | None = None
     """The part of these seconds that the plan adds; None if not known."""
 
@@ -141,7 +142,8 @@ class Forecasts:
         rates = self._engine.seconds.rates(step_input.context)
         if work is None or rates is None:
             return forecast
-        seconds, _, extra = rates.parts(*work)
+        is_new = self._engine.seconds.is_new(step_input)
+        seconds, _, extra = rates.parts(*work, is_new=is_new)
         return replace(forecast, seconds=seconds, extra_seconds=extra)
 
     def largest(

@@ -153,6 +153,34 @@ class HostUse(NamedTuple):
     """How many tensors did not fit into the host budget and stayed on the device."""
 
 
+MUCH = 0.1
+"""From this share of the time on, a session says what to do about new shapes: with
+multiples of 8, BERT-large stays below it on a card that builds plans."""
+FEWER_SHAPES = (
+    "Libraries build plans for each shape (cuDNN's attention on Hopper and Blackwell "
+    "23 to 37 ms a plan; with 1 MiB a shape, which is a guess, 1,000 shapes hold 1 GiB "
+    "outside of the allocator). Make shapes fewer: pad_to_multiple_of=8 of "
+    "BatchSampler, fill_budget or a collator. Or compile the layers, or let another "
+    "attention come first (TORCH_CUDNN_SDPA_DEPRIORITIZED=1 or "
+    "torch.nn.attention.sdpa_kernel: faster for few short steps, slower for long ones, "
+    "and other bits)"
+)
+"""What to do about it."""
+
+
+class FirstTimes(NamedTuple):
+    """What the first steps at a shape take, of the last timed steps with such inputs.
+
+    Libraries choose kernels and build plans for a shape that the process never had.
+    """
+
+    n_new: int
+    """Steps at a shape for the first time."""
+    n_steps: int
+    share: float
+    """The part of the seconds of all these steps that goes to it."""
+
+
 class AgreementUse(NamedTuple):
     """What ranks that agree have exchanged, as this rank saw it."""
 
@@ -250,6 +278,8 @@ class Summary(Totals):
     the step's share of the optimizer step; None if not known."""
     batch_seconds: float | None = None
     """The seconds that the last shape adds to that if all layers are kept."""
+    first_times: FirstTimes | None = None
+    """What shapes take the first time; None if not known, or nothing."""
     largest_to_come: Mapping[str, int] | None = None
     """The largest of the shapes given to `Session.expect`; None if there are none."""
     least_peak_to_come: float | None = None

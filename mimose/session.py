@@ -626,6 +626,7 @@ class Session:
         problem, plan, why = self._engine.policy.explain(step_input, memory)
         model, seconds = self._engine.learner.model, self._engine.seconds
         rates = seconds.rates(step_input.context)
+        work = step_work(model, step_input, plan.actions)
         index = {action: i for i, action in enumerate(problem.actions)}
         choice = np.array([index[action] for action in plan.actions], dtype=np.intp)
         return _report.explain(
@@ -633,7 +634,8 @@ class Session:
             lay_out(problem, choice),
             shape=table.named(step_input.sizes),
             why=why,
-            seconds=rates and rates.parts(*step_work(model, step_input, plan.actions)),
+            seconds=rates and rates.parts(*work),
+            first_seconds=rates.first[bool(work[-1])] if rates else 0.0,
             by_rows=any(loss.can_go_by_rows for loss in self._engine.losses),
             width=terminal_width(),
         )
@@ -732,7 +734,7 @@ class Session:
         return fill_problem(self._engine.learner.model, step_input, memory)
 
     def _pace(self) -> dict[str, Any]:
-        """Return the fields of a `Summary` about seconds: fixed, and of the batch."""
+        """Return the fields of a `Summary` about seconds."""
         last, model = self._engine.last, self._engine.learner.model
         if last is None or last[0].context not in model.patterns:
             return {}
@@ -742,7 +744,12 @@ class Session:
             return {}
         keep = [model.menu.first] * len(model.pattern(step_input).calls)
         seconds, fixed, _ = rates.parts(*step_work(model, step_input, keep))
-        return {"fixed_seconds": fixed, "batch_seconds": seconds - fixed}
+        first_times = self._engine.seconds.first_times(step_input.context)
+        return {
+            "fixed_seconds": fixed,
+            "batch_seconds": seconds - fixed,
+            "first_times": first_times,
+        }
 
     def _asked(
         self, shape: Mapping[str, int] | None

@@ -46,6 +46,7 @@ OPTIONS = (
     common.some("--places", PLACES),
     common.some("--parts", "abcd"),
     ("--card", {"default": "h100", "help": "h200, h100, a100, rtx4090 or a10"}),
+    ("--attention-plans", {"choices": ("yes", "no"), "default": "yes"}),
     common.count("--steps", 150, "a trial, at most"),
     common.RESUME,
 )
@@ -60,6 +61,7 @@ def ask(settings: Settings, options: Options) -> Answer:
             if any(where.items() <= row.items() for row in answer.rows):
                 continue
             task = {**where, "card": options.card, "steps": options.steps}
+            task["attention_plans"] = options.attention_plans == "yes"
             task["first"] = _best(answer.rows, place, "b").get("size", 0)
             for told in common.measured("fill", settings, **task):
                 name = f"{place}, {part}, {told['strategy']} {told['size'] or ''}"
@@ -82,24 +84,30 @@ def _rate(place: str) -> str:
     return "samples_per_second_all" if is_whole else "tokens_per_second"
 
 
-def _best(rows: Iterable[Mapping[str, Any]], place: str, parts: str) -> dict[str, Any]:
+def _best(
+    rows: Iterable[Mapping[str, Any]], place: str, parts: str, rate: str = ""
+) -> dict[str, Any]:
     own = [row for row in rows if row["place"] == place and row["part"] in parts]
-    return dict(max(own, key=lambda row: row[_rate(place)] or 0.0, default={}))
+    by = rate or _rate(place)
+    best: Mapping[str, Any] = max(own, key=lambda row: row.get(by) or 0.0, default={})
+    return dict(best)
 
 
 def _line(rows: Iterable[Mapping[str, Any]], place: str) -> dict[str, object]:
-    """Return what c reaches of a, b and d."""
-    best = {part: _best(rows, place, part) for part in ("a", "b", "c", "bd")}
-    rates = {part: row.get(_rate(place)) for part, row in best.items()}
-    own = best["c"].get
-    ratios = {
-        f"c/{part[-1]}": rate and rates["c"] and rates["c"] / rate
-        for part, rate in rates.items()
-        if part != "c"
-    }
+    """Return what c reaches of a, b and d, on the device's clock and on the user's."""
+    rows = list(rows)
+    own = _best(rows, place, "c").get
+    rates, ratios = {}, {}
+    for clock, name in (("", _rate(place)), ("user's ", "user_tokens_per_second")):
+        for part in ("a", "b", "c", "bd"):
+            rate = _best(rows, place, part, name).get(name)
+            rates[clock + part[-1]] = rate
+            if part != "c":
+                mine = _best(rows, place, "c", name).get(name)
+                ratios[f"{clock}c/{part[-1]}"] = rate and mine and mine / rate
     return {
         "place": place,
-        **{part[-1]: rate and round(rate) for part, rate in rates.items()},
+        **{part: rate and round(rate) for part, rate in rates.items()},
         **ratios,
         "c, all steps": own("tokens_per_second_all"),
         "out of memory": own("ooms"),

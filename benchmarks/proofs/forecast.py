@@ -2,7 +2,7 @@
 
 Models of `benchmarks.scale` train on batches of random rows and lengths, the largest of
 which just fit. Before each step the session forecasts its seconds, with the optimizer's
-share; the hollow card's clock measures them. Errors are relative to a step.
+share; the user's clock of the hollow card measures them. Errors are relative to a step.
 
     python -m benchmarks.proofs forecast
 """
@@ -19,6 +19,7 @@ import mimose
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Options, Rows, Settings, Task
 from benchmarks.proofs.numbers import percent, quantile
+from benchmarks.scale.host import of_session
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import BUDGET, GIB, build
 from mimose.bench.device import SIM
@@ -70,7 +71,10 @@ def work(task: Task) -> Rows:
     errors: list[tuple[int, float]] = []
     asked, shares, failed, n_unknown = [], [], [], 0
     budget = int(BUDGET * task["gib"] * GIB)
-    with mimose.attach(run.model, budget, refine=False) as session:
+    with (
+        mimose.attach(run.model, budget, refine=False) as session,
+        run.charged(of_session(session)),
+    ):
         for step, sizes in enumerate(workload.sizes(task["steps"], task["seed"])):
             if step < _UNKNOWN:
                 run.train(sizes, 2 + step)
@@ -94,7 +98,7 @@ def work(task: Task) -> Rows:
                 failed.append(f"{step}:{dict(shape)}:{told.fits}")
                 run.optimizer.zero_grad()
                 continue
-            took = run.card.clock().since(before).seconds
+            took = run.card.clock().since(before).user
             if told.seconds is None:
                 n_unknown += 1
                 continue

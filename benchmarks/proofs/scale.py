@@ -34,6 +34,7 @@ OPTIONS = (
     common.some("--strategies", STRATEGIES),
     ("--gib", {"nargs": "+", "type": int, "help": "of the card; else a workload's"}),
     ("--card", {"default": "h100", "help": "h200, h100, a100, rtx4090, a10: hollow"}),
+    ("--attention-plans", {"choices": ("yes", "no"), "default": "yes"}),
     ("--expandable", {"choices": _ALLOCATORS, "default": "both"}),
     common.count("--steps", 120, "a run"),
     common.RESUME,
@@ -72,6 +73,7 @@ def _runs(options: Options) -> Iterator[Row]:
 def _run(settings: Settings, options: Options, **where: Any) -> Row:
     is_hollow = kind_of(settings.device) == SIM
     where["card"] = options.card if is_hollow else "itself"
+    where["attention_plans"] = options.attention_plans == "yes"
     task = {**where, "is_expandable": where["expandable"], "steps": options.steps}
     try:
         (row,) = common.measured("scale", settings, **task)
@@ -88,12 +90,18 @@ def line(row: Row, rows: Iterable[Row]) -> dict[str, object]:
     name += ", segments that grow" * row["expandable"]
     if row["error"]:
         return {"run": name, "ms": row["error"]}
-    full = [r["seconds"] for r in rows if r["strategy"] in _FULL and _is_at(r, where)]
-    base, seconds, told = next(iter(full), None), row["seconds"], row.get
+    full = [r for r in rows if r["strategy"] in _FULL and _is_at(r, where)]
+    base, seconds, told = next(iter(full), row), row["seconds"], row.get
+    names = {"user": "user_seconds", "whole": "user_whole", "host": "cpu_early"}
+    ratios = {
+        f"{of} ratio": row[name] / base[name] if row[name] and base[name] else None
+        for of, name in (*names.items(), ("device", "seconds"))
+    }
     return {
         "run": name,
-        "ms": seconds and 1e3 * seconds,
-        "ratio": seconds and base and seconds / base,
+        "user's ms": row["user_seconds"] and 1e3 * row["user_seconds"],
+        "device's ms": seconds and 1e3 * seconds,
+        **ratios,
         "allocator": percent(seconds and row["allocator_seconds"] / seconds, 1),
         "out of memory": row["ooms"],
         "flushes": row["flushes"],

@@ -15,8 +15,11 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 
 import mimose
+from benchmarks.scale.host import of_session
 from benchmarks.scale.models import OF_OTHER_DIMENSIONS, WORKLOADS, Sizes, Workload
 from benchmarks.scale.run import build
+from benchmarks.sim.hollow import Clock, forget_attention_plans
+from mimose.bench.device import SIM
 from mimose.planners import everywhere
 
 _LLAMA = replace(
@@ -93,31 +96,33 @@ class Trials:
     @contextlib.contextmanager
     def strategy(self, name: str) -> Iterator[None]:
         """Train within the block plainly, by transformers' own, or in a session."""
-        model: Any = self.run.model
+        model = self.run.model
         options: dict[str, Any] = {"actions": name}
         if name == "chunks":  # everything, where the budget asks for it the loss too
             options = {"actions": "whole", "planner": everywhere("recompute")}
         try:
-            if name == "hf":
-                model.gradient_checkpointing_enable()
             if name in ("plain", "hf"):
-                yield
+                with self.run.checkpointed(name == "hf"):
+                    yield
             else:
-                with mimose.attach(model, refine=False, **options) as self.session:
+                with (
+                    mimose.attach(model, refine=False, **options) as self.session,
+                    self.run.charged(of_session(self.session)),
+                ):
                     yield
         finally:
             self.session = None
-            if name == "hf":
-                model.gradient_checkpointing_disable()
+            if self.run.device == SIM:
+                forget_attention_plans()
             self.run.optimizer.zero_grad()
             gc.collect()
             torch.accelerator.empty_cache()
 
-    def step(self, group: Group) -> float:
-        """Train a batch; return the card's seconds."""
+    def step(self, group: Group) -> Clock:
+        """Train a batch; return what the card's clock says of it."""
         before = self.run.card.clock()
         self.run.train(self.sizes(group), len(group), self.session)
-        return float(self.run.card.clock().since(before).seconds)
+        return self.run.card.clock().since(before)
 
     def sizes(self, group: Group) -> Sizes:
         """Return the sizes of a batch: the sums of its lengths, or the largest."""
@@ -140,7 +145,7 @@ class Trials:
             groups: The batches; they may ask for `session`.
             warm: Steps that the rate leaves out.
         """
-        steps: list[tuple[Group, float]] = []
+        steps: list[tuple[Group, Clock]] = []
         why, told = "", {}
         with self.strategy(strategy):
             try:
@@ -242,12 +247,12 @@ def of_tokens(samples: Iterable[Sizes], most: int) -> Iterator[Group]:
 
 
 def numbers(
-    steps: Sequence[tuple[Group, float]], warm: int, why: str, *, adds: bool = False
+    steps: Sequence[tuple[Group, Clock]], warm: int, why: str, *, adds: bool = False
 ) -> dict[str, Any]:
     """Return what a row says of steps.
 
     Args:
-        steps: Batches, and the card's seconds.
+        steps: Batches, and the card's clock.
         warm: How many of the first the rate leaves out.
         why: What ended them; "" for nothing.
         adds: Whether batches have no padding.
@@ -260,18 +265,22 @@ def numbers(
         held = sum(len(group) * of(padded(group)) for group, _ in steps)
         return 1.0 - real / held if held else None
 
-    def rate(of: Sequence[tuple[Group, float]]) -> float | None:
-        seconds = sum(seconds for _, seconds in of)
-        return sum(sum(map(sum, group)) for group, _ in of) / seconds if of else None
+    def rate(
+        of: Sequence[tuple[Group, Clock]],
+        is_user: bool,
+        n: Callable[[Group], int] = lambda group: sum(map(sum, group)),
+    ) -> float | None:
+        seconds = sum(clock.user if is_user else clock.seconds for _, clock in of)
+        return sum(n(group) for group, _ in of) / seconds if of else None
 
     late = steps[warm:]
+    same = steps[_UNTIL_LEARNED:]
     return {
-        "tokens_per_second": None if why else rate(late),
-        "tokens_per_second_all": rate(steps),
-        "samples_per_second_all": sum(len(group) for group, _ in steps)
-        / sum(seconds for _, seconds in steps)
-        if steps
-        else None,
+        "tokens_per_second": None if why else rate(late, False),
+        "tokens_per_second_all": rate(steps, False),
+        "samples_per_second_all": rate(steps, False, len),
+        "user_tokens_per_second": None if why else rate(same, True),
+        "user_tokens_per_second_all": rate(steps, True),
         "rows": sum(len(group) for group, _ in late) / len(late) if late else None,
         "padding": share(sum),
         "first_padding": share(lambda sizes: sizes[0]),

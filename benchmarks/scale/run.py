@@ -18,9 +18,10 @@ from torch import nn
 
 import mimose
 from benchmarks.proofs.numbers import mean, quantile
+from benchmarks.scale.host import of_checkpointing, of_session
 from benchmarks.scale.models import WORKLOADS, Sizes, Workload
 from benchmarks.sim import use
-from benchmarks.sim.hollow import Clock
+from benchmarks.sim.hollow import HOST, Clock
 from mimose.bench.grid.strategies import Oracle
 from mimose.planners import Pattern, make_planner
 
@@ -40,7 +41,9 @@ _MARGIN = 0.99
 """The share of the headroom that a plan with everything known may fill."""
 _FIRST = 10
 """The steps before are left out of means."""
-_MEANS = "seconds", "allocator_seconds"
+_MEANS = "seconds", "allocator_seconds", "user_seconds", "host_seconds"
+_SETTLED = 140
+"""The steps behind are settled."""
 _OOM = "out of memory"
 _MOST_OOMS = 10
 """Then plain training ends."""
@@ -55,7 +58,10 @@ class _Hollow:
         self._sim = use()
         self.most_gib = 16 * task["gib"]
         self.limit(task["gib"])
-        self._sim.set_hollow(self._sim.CARDS[task["card"]])
+        card = self._sim.CARDS[task["card"]]
+        if not task.get("attention_plans", True):
+            card = replace(card, attention_plan=0.0)
+        self._sim.set_hollow(card, HOST)
         self.stats: Callable[[], Mapping[str, int]] = self._sim.memory_stats
 
     def limit(self, gib: float) -> None:
@@ -85,7 +91,12 @@ class _Real:
     def clock(self) -> Clock:
         """Return the time as all that was launched has ended."""
         torch.cuda.synchronize()
-        return Clock(time.perf_counter(), 0.0, 0, 0.0)
+        now = time.perf_counter()
+        return Clock(now, 0.0, 0, 0.0, now, time.process_time(), 0, 0, 0, 0)
+
+
+def _nothing() -> None:
+    """Charge nothing."""
 
 
 @dataclass
@@ -98,6 +109,8 @@ class Run:
     model: nn.Module
     optimizer: torch.optim.Optimizer
     steps: list[dict[str, Any]] = field(default_factory=list)
+    charge: Callable[[], None] = _nothing
+    """Charges a step's Python that is no operator; see `benchmarks.scale.host`."""
 
     def train(
         self,
@@ -119,11 +132,36 @@ class Run:
         def run() -> None:
             with torch.autocast(self.device, torch.bfloat16, enabled=is_amp):
                 loss = self.model(**batch).loss
+            self.charge()
             loss.backward()
 
         session.step(run) if session else run()
         self.optimizer.step()
         self.optimizer.zero_grad()
+
+    @contextlib.contextmanager
+    def checkpointed(self, everything: bool) -> Iterator[None]:
+        """Train within the block under transformers' checkpointing, or plainly."""
+        model: Any = self.model
+        if not everything:
+            yield
+            return
+        model.gradient_checkpointing_enable()
+        try:
+            with self.charged(of_checkpointing(model)):
+                yield
+        finally:
+            model.gradient_checkpointing_disable()
+
+    @contextlib.contextmanager
+    def charged(self, charge: Callable[[], None]) -> Iterator[None]:
+        """Charge steps within the block, where the card has a clock of its own."""
+        if isinstance(self.card, _Hollow):
+            self.charge = charge
+        try:
+            yield
+        finally:
+            self.charge = _nothing
 
     def watched(self, sizes: Sizes) -> None:
         """Run one, and note what the card says of it."""
@@ -144,6 +182,9 @@ class Run:
                 "failed": failed,
                 "seconds": clock.seconds,
                 "allocator_seconds": clock.allocator,
+                "user_seconds": clock.user,
+                "host_seconds": clock.host,
+                "attention_plans": clock.n_attention_plans,
                 "cpu_seconds": time.process_time() - began,
                 "flushes": self._flushes() - flushes,
                 "reserved_bytes": self.card.stats()["reserved_bytes.all.peak"],
@@ -200,10 +241,9 @@ def build(workload: Workload, task: Mapping[str, Any]) -> Run:
 def _applied(
     strategy: str, run: Run, all_sizes: list[Sizes], task: Mapping[str, Any]
 ) -> Iterator[mimose.Session | None]:
-    if strategy == "hf":
-        run.model.gradient_checkpointing_enable()  # type: ignore[operator]
     if strategy in ("plain", "hf"):
-        yield None
+        with run.checkpointed(strategy == "hf"):
+            yield None
         return
     budget = int(BUDGET * task["gib"] * GIB)
     known: Mapping[str, Any] | None = None
@@ -217,7 +257,8 @@ def _applied(
         if known is not None:
             session.load_state_dict(known)
         torch.accelerator.reset_peak_memory_stats()
-        yield session
+        with run.charged(of_session(session)):
+            yield session
 
 
 def _learned(
@@ -254,7 +295,13 @@ def _told(run: Run) -> dict[str, Any]:
         "ooms": run.n_ooms,
         "left_out": " ".join("x".join(map(str, sizes)) for sizes in left_out),
         **{name: mean(step[name] for step in steps) for name in _MEANS},
+        "user_first": sum(step["user_seconds"] for step in run.steps[:_FIRST]),
+        "user_whole": sum(step["user_seconds"] for step in run.steps),
+        "attention_plans": sum(step["attention_plans"] for step in run.steps),
         "cpu_seconds": quantile((step["cpu_seconds"] for step in steps), 0.5),
+        "cpu_first": sum(step["cpu_seconds"] for step in run.steps[:_FIRST]),
+        "cpu_early": mean(step["cpu_seconds"] for step in run.steps[_FIRST:60]),
+        "cpu_settled": mean(step["cpu_seconds"] for step in run.steps[_SETTLED:]),
         "flushes": sum(step["flushes"] for step in run.steps),
         "reserved_bytes": max(step["reserved_bytes"] for step in run.steps),
     }

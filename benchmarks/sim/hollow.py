@@ -8,11 +8,18 @@ step, in half a GiB of host memory.
 Note: [What a hollow card does not model]
 Each kernel takes its launch and, by the roofline, the longer of the times for its FLOPs
 and its bytes at the card's rates: large and small products reach the same share of the
-peak. Kernels and host do not run in parallel: the clock only adds the device's time.
+peak. Without a `Host`, the clock only adds the device's time.
 Workspaces are those of cuBLAS and of attention backwards; cuDNN, cuBLASLt, cub, the
 CUDA context and NCCL take none. A tensor of more than 256 bytes (of integers, a MiB)
 reads as zero, so values of losses and gradients mean nothing. Operators whose output
 size depends on the data of a large tensor raise an error.
+
+Note: [The user's clock]
+A user waits for the longer of two timelines. The host issues each operator at a price,
+at most 1,024 kernels ahead; the device runs a kernel when it is issued and the one
+before has ended. The host waits for the device as on CUDA: to free a segment, and to
+read a value. On Hopper it builds cuDNN's plans of attention. Python that is no operator
+is charged by `pass_on_host`.
 """
 
 from __future__ import annotations
@@ -24,7 +31,17 @@ import torch
 
 from benchmarks.sim.indices import Device, index_of
 
-__all__ = ["CARDS", "Card", "Clock", "clock", "set_hollow"]
+__all__ = [
+    "CARDS",
+    "HOST",
+    "Card",
+    "Clock",
+    "Host",
+    "clock",
+    "forget_attention_plans",
+    "pass_on_host",
+    "set_hollow",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +72,9 @@ class Card:
     """
     granule: float = 3.7e-5
     """Seconds of mapping or unmapping 20 MiB of an expandable segment."""
+    attention_plan: float = 0.0
+    """Seconds of the host in which cuDNN builds a plan of attention in half precision,
+    once for each signature and thread; 0: it does not come first on the card."""
 
 
 # Dense peaks and bandwidths are those of NVIDIA's data sheets: H100 SXM5 989 and 67
@@ -65,14 +85,35 @@ class Card:
 # `CUBLAS_WORKSPACE_CONFIG` in its documentation.
 # An H200's are those that training was seen to reach on one: its products ran at 700 to
 # 767 TFLOP/s, copies at 4.2 TB/s, those to the host at 55 GB/s.
+# From torch 2.11 on cuDNN's attention comes first on Hopper, and builds a plan for each
+# signature in each thread: 23 to 37 ms in public reports (FunASR#3704), 37 ms in the
+# three plans of 110 ms that a new length of BERT-large took on an H200.
 CARDS = {
-    "h200": Card(680e12, 50e12, 4.0e12, 50e9, 32 << 20),
-    "h100": Card(480e12, 42e12, 3.0e12, 25e9, 32 << 20),
+    "h200": Card(680e12, 50e12, 4.0e12, 50e9, 32 << 20, attention_plan=37e-3),
+    "h100": Card(480e12, 42e12, 3.0e12, 25e9, 32 << 20, attention_plan=37e-3),
     "a100": Card(187e12, 13.7e12, 1.6e12, 20e9, 8 << 20),
     "rtx4090": Card(115e12, 49e12, 0.9e12, 20e9, 8 << 20),
     "a10": Card(80e12, 20e12, 0.54e12, 20e9, 8 << 20),
 }
 """Cards by name."""
+
+
+@dataclass(frozen=True, slots=True)
+class Host:
+    """What a host takes to issue an operator: seconds of its own time."""
+
+    python: float
+    """A kernel's operator that Python calls, with modules and graph around it, ..."""
+    engine: float
+    """one that a node of the graph calls, ..."""
+    view: float
+    """one that starts no kernel, ..."""
+    listed: float
+    """and each tensor of an operator of lists, as optimizers use them."""
+
+
+HOST = Host(25e-6, 25e-6, 25e-6, 0.8e-6)
+"""The host of the H200: see `benchmarks.proofs clock`."""
 
 
 class Clock(NamedTuple):
@@ -84,15 +125,21 @@ class Clock(NamedTuple):
     """Seconds in calls that get segments from the device or free them."""
     n_kernels: int
     flops: float
+    user: float
+    """When the host has issued all, and the device has ended all of it."""
+    host: float
+    """Seconds that the host has worked, waits aside."""
+    n_engine: int
+    """Kernels that nodes of a graph start."""
+    n_views: int
+    n_listed: int
+    """Kernels of tensors in lists, which CUDA starts for many at once."""
+    n_attention_plans: int
 
     def since(self, before: Clock) -> Clock:
         """Return what has passed since another reading."""
-        return Clock(
-            self.kernels - before.kernels,
-            self.allocator - before.allocator,
-            self.n_kernels - before.n_kernels,
-            self.flops - before.flops,
-        )
+        pairs = zip(self, before, strict=True)
+        return Clock._make(now - then for now, then in pairs)
 
     @property
     def seconds(self) -> float:
@@ -100,20 +147,31 @@ class Clock(NamedTuple):
         return self.kernels + self.allocator
 
 
-def set_hollow(card: Card | None) -> None:
+def set_hollow(card: Card | None, host: Host | None = None) -> None:
     """Let the devices compute nothing from now on, before anything is on them.
 
     `reset` makes them compute again.
 
     Args:
         card: How fast they are; None lets them compute.
+        host: What issues operators; None for one that takes no time.
     """
     if card is not None:
         torch.ops.sim.set_card(*map(float, astuple(card)))
+        torch.ops.sim.set_host(*(astuple(host) if host else (0.0,) * 4))
     torch.ops.sim.set_hollow(card is not None)
+
+
+def pass_on_host(seconds: float, device: Device = None) -> None:
+    """Let the host of a device work on something that is no operator."""
+    torch.ops.sim.pass_on_host(index_of(device), seconds)
+
+
+def forget_attention_plans() -> None:
+    """Let threads build their plans of attention anew, as in a new process."""
+    torch.ops.sim.forget_attention_plans()
 
 
 def clock(device: Device = None) -> Clock:
     """Return a device's virtual clock."""
-    kernels, allocator, n_kernels, flops = torch.ops.sim.clock(index_of(device))
-    return Clock(kernels, allocator, n_kernels, flops)
+    return Clock(*torch.ops.sim.clock(index_of(device)))

@@ -11,7 +11,7 @@ import numpy as np
 
 from mimose.budget import format_bytes
 from mimose.planners import PlanningProblem, Timeline
-from mimose.records import Records, StepRecord, Summary, kind_of
+from mimose.records import FEWER_SHAPES, MUCH, Records, StepRecord, Summary, kind_of
 from mimose.report.columns import named, table, wrapped
 from mimose.report.page import error_quantiles, format_flops, format_seconds
 from mimose.report.shapes import shape_text, shapes_of, sizes_text
@@ -140,6 +140,14 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
         )
     if summary.fixed_seconds is not None and summary.batch_seconds is not None:
         yield "pace", _pace(summary.fixed_seconds, summary.batch_seconds)
+    if summary.first_times is not None:
+        n_new, n_steps, share = summary.first_times
+        yield (
+            "new shapes",
+            f"{n_new} of the last {n_steps} steps met a shape for the first time, "
+            f"which took {share:.0%} of their time"
+            + (f". {FEWER_SHAPES}" if share > MUCH else ""),
+        )
     if summary.largest_to_come:
         least = summary.least_peak_to_come
         needs = "what it needs is not known yet"
@@ -161,7 +169,7 @@ def _pace(fixed_seconds: float, batch_seconds: float) -> str:
     Doubling a batch raises the throughput by a share of ``fixed / (fixed + 2 batch)``.
     """
     text = f"a step has a fixed time of {format_seconds(fixed_seconds)}"
-    if batch_seconds <= 0.0:  # the times of these steps do not show it
+    if batch_seconds <= fixed_seconds / 100:  # the host decides, or no times show it
         return text
     enough = (1.0 / _PAYS - 1.0) * fixed_seconds / batch_seconds / 2.0
     from_where = f"{enough:,.1f} times that batch" if enough > 1.0 else "there"
@@ -220,6 +228,7 @@ def explain(
     why: str,
     by_rows: bool,
     seconds: tuple[float, float, float] | None,
+    first_seconds: float,
     width: int,
 ) -> str:
     """Return a plan as text: its layer calls, and the segment with the peak.
@@ -231,6 +240,7 @@ def explain(
         why: How the plan was made.
         by_rows: Whether mimose may compute the loss by rows.
         seconds: Of the step, its fixed part, and what the plan adds; None if not known.
+        first_seconds: What the first step at a shape takes beyond.
         width: Characters in a line.
     """
     names = laid_out.segments
@@ -257,6 +267,10 @@ def explain(
         whole, fixed, extra = map(format_seconds, seconds)
         of_it = f"{fixed} of it do not depend on the batch, and the plan adds {extra}"
         takes = [f"takes {whole}: {of_it}"]
+        if first_seconds:
+            takes.append(
+                f"the first time at a shape {format_seconds(first_seconds)} more"
+            )
     holders = "; ".join(f"{k} {format_bytes(v)}" for k, v in laid_out.holders().items())
     lines = [
         f"starts at {format_bytes(problem.start_bytes)}, peaks at "

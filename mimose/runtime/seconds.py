@@ -5,14 +5,21 @@ A step lasts from the begin of its first forward to the end of its backward. All
 before an optimizer step share its time. On an accelerator, events measure both; they
 are read only on request, so the host does not wait. On a CPU the host's clock measures.
 
-Four rates predict the seconds of a context's steps: seconds for each FLOP of the
+Four rates predict a device's part of a context's steps: seconds for each FLOP of the
 layers' forwards, for each byte that these save (which memory-bound operators follow),
 for the plan's extra cost, and a fixed time. No rate is negative. On the simulated H100
 the median error is 1% for steps with other rows and lengths.
+
+A host that issues kernels more slowly than the device runs them decides instead: such a
+step's time does not depend on its size, but grows with the layers that are recomputed.
+The rates are fitted to the steps above this floor, the floor to the rest. A step at a
+shape that the process never had takes longer, too: libraries choose kernels and build
+plans for it (cuDNN's attention, 23 to 37 ms each).
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -22,18 +29,25 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from cachetools import LRUCache
+from numpy.typing import NDArray
 
 from mimose.cost.learner import Learner
 from mimose.cost.problem import step_work
 from mimose.policy import without_rows
 from mimose.predictors import fit_rates
+from mimose.records import FEWER_SHAPES, MUCH, FirstTimes
 from mimose.types import MOST_CONTEXTS, Context, StepInput
+
+_log = logging.getLogger(__name__)
+
+Floats: TypeAlias = NDArray[np.float64]
+Flags: TypeAlias = NDArray[np.bool_]
 
 Mark: TypeAlias = "torch.Event | float"
 """A moment on the device or on the host."""
 
-_Step: TypeAlias = tuple[StepInput, Sequence[str]]
-"""A step, and the actions of its layer calls."""
+_Timed: TypeAlias = tuple[StepInput, Sequence[str], bool]
+"""A step, the actions of its layer calls, and whether its shape was new."""
 
 _LATELY, _FEW = 64, 16
 """Rates are fitted to the last 64 steps of a context and 16 optimizer steps."""
@@ -43,6 +57,12 @@ _MORE = "~more"
 """Marks a context's steps whose plans have an extra cost: only these show its rate."""
 _DOUBT = 0.1
 """The weight of a guess; a step has weight 1."""
+_COST, _SECONDS, _IS_NEW = 2, 3, 4
+"""Places in a row of a timed step, which begins with its work."""
+_ROUNDS = 4
+"""Of the fit of steps above and below a host's floor."""
+_CLEARLY = 2.0 / 3.0
+"""A floor is used if the fit's error is below this share, as for a knee of a series."""
 
 
 class Rates(NamedTuple):
@@ -56,17 +76,30 @@ class Rates(NamedTuple):
     """Seconds for each byte that these save."""
     extra: float
     """Seconds for each 1 of the plan's cost."""
+    floor: float = 0.0
+    """Seconds of the host in every step, ..."""
+    floor_extra: float = 0.0
+    """and for each 1 of the plan's cost."""
+    first: tuple[float, float] = (0.0, 0.0)
+    """Seconds that the first step at a shape takes beyond, if it keeps all, and if not:
+    a recomputation meets the shape on a thread that has not."""
+    optimizer: float = 0.0
+    """Seconds of a step's share of the optimizer step."""
 
     def parts(
-        self, flops: float, held_bytes: float, cost: float
+        self, flops: float, held_bytes: float, cost: float, *, is_new: bool = False
     ) -> tuple[float, float, float]:
         """Return a step's seconds, the fixed part, and the part for its plan.
 
-        The arguments are what `step_work` returns.
+        The arguments are what `step_work` returns, and whether the shape is new.
         """
         work = self.flop * flops + self.byte * held_bytes
-        extra = self.extra * cost
-        return self.fixed + work + extra, self.fixed, extra
+        kept = max(self.fixed + work, self.floor)
+        own = max(
+            self.fixed + work + self.extra * cost, self.floor + self.floor_extra * cost
+        )
+        rest = self.optimizer + self.first[bool(cost)] * is_new
+        return own + rest, max(self.fixed, self.floor) + self.optimizer, own - kept
 
 
 class StepSeconds:
@@ -83,12 +116,14 @@ class StepSeconds:
         self.mark: Callable[[], Mark]
         self.mark = self._event if _has_events(device) else time.perf_counter
         """Returns this moment."""
-        self._timed: deque[tuple[Mark, Mark, _Step | int]]
+        self._timed: deque[tuple[Mark, Mark, _Timed | int]]
         self._timed = deque(maxlen=2 * _LATELY)
         """Begin, end, and the step; for an optimizer step, the number of steps before.
         """
-        self._new: deque[tuple[_Step, float]] = deque(maxlen=_LATELY)
+        self._new: deque[tuple[_Timed, float]] = deque(maxlen=_LATELY)
         """Steps and their seconds."""
+        self._met: set[int] = set()
+        """The shapes of all steps, by their hashes."""
         self._known: LRUCache[Context, deque[tuple[float, ...]]]
         self._known = LRUCache(MOST_CONTEXTS)
         """The work and seconds of steps by context, with and without `_MORE`."""
@@ -97,6 +132,7 @@ class StepSeconds:
         self._optimizer: deque[tuple[float, int]] = deque(maxlen=_FEW)
         """Seconds of optimizer steps, and the number of the model's steps before."""
         self._n_since = 0
+        self._n_timed, self._has_said = 0, False
         self._optimizer_began: Mark | None = None
 
     # ------------------------------------------------------------------ timing
@@ -120,7 +156,28 @@ class StepSeconds:
         if self._optimizer_began is not None:  # the optimizer's closure ran this step
             self._optimizer_began = ended
         self._n_since += 1
-        self._timed.append((began, ended, (step_input, actions)))
+        is_new = self.is_new(step_input)
+        self._met.add(_shape(step_input))
+        self._say_first_times(step_input.context)
+        self._timed.append((began, ended, (step_input, actions, is_new)))
+
+    def _say_first_times(self, context: Context) -> None:
+        """Say once if shapes' first times take much, every 64 steps anew."""
+        self._n_timed += 1
+        if self._has_said or self._n_timed % _LATELY:
+            return
+        found = self.first_times(context)
+        if found is not None and found.share > MUCH:
+            self._has_said = True
+            _log.warning(
+                "mimose: %d of the last %d steps met a shape for the first time, which "
+                "took %.0f%% of their time. %s",
+                found.n_new, found.n_steps, 100 * found.share, FEWER_SHAPES,
+            )  # fmt: skip
+
+    def is_new(self, step_input: StepInput) -> bool:
+        """Return whether no step of the process had such a shape."""
+        return _shape(step_input) not in self._met
 
     def optimizer_begins(self) -> None:
         """Record that an optimizer's step begins."""
@@ -166,7 +223,7 @@ class StepSeconds:
         own = without_rows(context)
         rates = self._rates.get(own)
         if rates is None:
-            known = [*self._known.get(own, ()), *self._known.get(own + _MORE, ())]
+            known = self._rows(context)
             if len(known) < _LEAST or len({row[0] for row in known}) < _LEAST_SHAPES:
                 return None
             rates = self._rates[own] = _fitted(known)
@@ -174,7 +231,20 @@ class StepSeconds:
             return rates
         seconds, n_steps = zip(*self._optimizer, strict=True)
         per_step = len(n_steps) / max(1, sum(n_steps))
-        return rates._replace(fixed=rates.fixed + per_step * median(seconds))
+        return rates._replace(optimizer=per_step * median(seconds))
+
+    def first_times(self, context: Context) -> FirstTimes | None:
+        """Return what shapes take the first time; None if that is not known."""
+        rates, known = self.rates(context), self._rows(context)
+        if rates is None or not any(rates.first):
+            return None
+        new = [rates.first[row[_COST] > 0.0] for row in known if row[_IS_NEW]]
+        whole = sum(row[_SECONDS] for row in known) + rates.optimizer * len(known)
+        return FirstTimes(len(new), len(known), sum(new) / whole)
+
+    def _rows(self, context: Context) -> list[tuple[float, ...]]:
+        own = without_rows(context)
+        return [*self._known.get(own, ()), *self._known.get(own + _MORE, ())]
 
     def _take_in(self) -> None:
         """Add the work of timed steps whose context the cost model knows."""
@@ -182,7 +252,7 @@ class StepSeconds:
         model = self._learner.model
         for _ in range(len(self._new)):
             step, seconds = self._new.popleft()
-            step_input, actions = step
+            step_input, actions, is_new = step
             if step_input.context not in model.patterns:
                 self._new.append((step, seconds))  # the model has not learned it yet
                 continue
@@ -192,7 +262,7 @@ class StepSeconds:
             work = step_work(model, step_input, actions)
             key = own + _MORE if work[-1] else own
             known = self._known.setdefault(key, deque(maxlen=_LATELY))
-            known.append((*work, seconds))
+            known.append((*work, seconds, float(is_new)))
             self._rates.pop(own, None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -213,21 +283,80 @@ class StepSeconds:
         for waiting in (self._timed, self._new, self._rates, self._known):
             waiting.clear()
         for own, known in state.get("steps", {}).items():
-            rows = (tuple(map(float, row)) for row in known)
+            # An older state does not say which shapes were new.
+            rows = ((*map(float, row), 0.0)[: _IS_NEW + 1] for row in known)
             self._known[str(own)] = deque(rows, maxlen=_LATELY)
         found = ((float(s), int(n)) for s, n in state.get("optimizer", ()))
         self._optimizer = deque(found, maxlen=_FEW)
 
 
+def _shape(step_input: StepInput) -> int:
+    return hash((step_input.structure, step_input.sizes))
+
+
 def _fitted(known: Sequence[tuple[float, ...]]) -> Rates:
+    """Return the rates of the device alone, or with a host's floor if that fits better.
+
+    Args:
+        known: (n_steps,) Work, seconds, and 1 for a new shape.
+    """
     rows = np.array(known)
-    work, seconds = rows[:, :-1], rows[:, -1]
-    flops, _, _ = work.mean(axis=0)
-    # A guess for when plans differ little: a recomputation takes a third of a layer's
-    # time.
-    guess = _DOUBT * np.array((0.0, -flops / 3.0, 0.0, flops)) / seconds.mean()
-    design = np.column_stack((np.ones(len(work)), work))
-    return Rates(*fit_rates(design, seconds, guess).tolist())
+    work, seconds, new = rows[:, :_SECONDS], rows[:, _SECONDS], rows[:, _IS_NEW] > 0.0
+    more = work[:, _COST] > 0.0
+    new_kinds = [
+        kind for kind in (new & ~more, new & more) if kind.sum() >= _LEAST_SHAPES
+    ]
+    can_tell = (~new).sum() >= _LEAST_SHAPES and new_kinds
+    order = work[:, 0].argsort()
+    best, least = Rates(0.0, 0.0, 0.0, 0.0), np.inf
+    for n_below in (0, *(len(rows) * k // 4 for k in (1, 2, 3, 4))):
+        above = np.ones(len(rows), dtype=bool)
+        above[order[:n_below]] = False
+        first = np.zeros(len(rows))
+        for _ in range(_ROUNDS):
+            rates = _split(work, seconds - first, above)
+            told = np.array([rates.parts(*row)[0] for row in work])
+            if can_tell:
+                beyond = [
+                    float(np.median((seconds - told)[kind])) for kind in new_kinds
+                ]
+                ends = max(0.0, beyond[0]), max(0.0, beyond[-1])
+                rates = rates._replace(first=ends)
+                first = np.where(more, ends[1], ends[0]) * new
+            if n_below:
+                device = rates._replace(floor=0.0, floor_extra=0.0)
+                above = np.array([device.parts(*row)[0] for row in work]) >= told
+        error = float(np.abs((told + first) / seconds - 1.0).mean())
+        if error < (_CLEARLY if n_below else 1.0) * least:
+            best, least = rates, error
+    return best
+
+
+def _split(work: Floats, seconds: Floats, above: Flags) -> Rates:
+    """Return the rates of the steps above the host's floor, and the floor of the rest.
+
+    Args:
+        work: (n_steps, 3) FLOPs, bytes and cost.
+        seconds: (n_steps,) Seconds, without those of a new shape.
+        above: (n_steps,) Whether the device decides.
+    """
+    seconds = np.maximum(seconds, 1e-9)
+    found: list[float] = []
+    for own, columns in ((above, [0, 1, 2]), (~above, [2])):
+        if own.sum() < 2:
+            found += [0.0] * (1 + len(columns))
+            continue
+        design = np.column_stack((np.ones(own.sum()), work[own][:, columns]))
+        # A guess for when plans differ little: a recomputation takes a third of a
+        # layer's time.
+        guess = np.zeros(design.shape[1])
+        if len(columns) > 1:
+            flops = work[own][:, 0].mean()
+            guess[1], guess[-1] = -flops / 3.0, flops
+        guess *= _DOUBT / seconds[own].mean()
+        found += fit_rates(design, seconds[own], guess).tolist()
+    fixed, flop, byte, extra, floor, floor_extra = found
+    return Rates(fixed, flop, byte, extra, floor, floor_extra)
 
 
 def _has_events(device: torch.device) -> bool:

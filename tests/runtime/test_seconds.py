@@ -73,6 +73,33 @@ def test_seconds_are_those_of_the_device(sim, model, n_shapes, has_closure):
         assert other.forecast(last.shape).seconds == pytest.approx(last.seconds, 0.05)
 
 
+def test_seconds_are_the_hosts_where_it_is_slower(sim, model, caplog):
+    """The floor, and what a shape takes the first time, are in the forecast."""
+    sim.set_hollow(sim.CARDS["h100"], sim.HOST)
+    model.to(torch.bfloat16)
+    draw = random.Random(3)
+    optimizer = torch.optim.AdamW(model.parameters())
+    errors = []
+    with mimose.attach(model, "360MiB", refine=False) as session:
+        for update in range(130):
+            length = draw.randint(10, 150) if update % 2 else 8 * draw.randint(2, 18)
+            told = session.forecast({"input.1": length}) if update > 60 else None
+            x = torch.zeros(16, length, 256, device="sim", dtype=torch.bfloat16)
+            before = sim.clock()
+            model(x).float().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            if told is not None:
+                errors.append(told.seconds / sim.clock().since(before).user - 1.0)
+        found = session.summary().first_times
+        report = " ".join(session.report().split())
+    assert np.median(np.abs(errors)) < 0.05
+    assert 0 < found.n_new < found.n_steps
+    assert 0.2 < found.share < 0.9
+    assert "pad_to_multiple_of" in report
+    assert "pad_to_multiple_of" in caplog.text
+
+
 def test_seconds_are_not_known_of_one_shape(model):
     """One shape's seconds do not tell what of them is fixed."""
     optimizer = torch.optim.SGD(model.parameters())

@@ -83,6 +83,7 @@ History history(int64_t device) {
 void reset() {
   bool held = false;
   is_hollow = false;
+  host = {};
   reset_hollow();
   for (int device = 0; device < kDevices; device++) {
     auto& memory = memory_of(device);
@@ -106,24 +107,42 @@ void reset() {
 
 void set_card(double half_flops, double single_flops, double memory_bytes,
               double host_bytes, double blas_workspace, double launch, double segment,
-              double segment_byte, double granule) {
+              double segment_byte, double granule, double attention_plan) {
   card = {half_flops,     single_flops, memory_bytes, host_bytes,
-          blas_workspace, launch,       segment,      segment_byte, granule};
+          blas_workspace, launch,       segment,      segment_byte, granule,
+          attention_plan};
 }
 
-std::tuple<double, double, int64_t, double> clock_of(int64_t device) {
+void set_host(double python, double engine, double view, double listed) {
+  host = {python, engine, view, listed};
+}
+
+using Reading = std::tuple<double, double, int64_t, double, double, double, int64_t,
+                           int64_t, int64_t, int64_t>;
+
+Reading clock_of(int64_t device) {
   auto& clock = clocks[device];
+  auto& lines = timelines[device];
   return {1e-9 * double(clock.kernels), 1e-9 * double(clock.allocator),
-          clock.n_kernels, 1e6 * double(clock.flops)};
+          clock.n_kernels,              1e6 * double(clock.flops),
+          1e-9 * double(lines.now()),   1e-9 * double(lines.host_spent()),
+          clock.n_engine,               clock.n_views,
+          clock.n_listed,               clock.n_attention_plans};
 }
 
 TORCH_LIBRARY(sim, m) {
   m.def("set_hollow(bool enabled) -> ()", [](bool enabled) { is_hollow = enabled; });
   m.def("set_card(float half_flops, float single_flops, float memory_bytes, "
         "float host_bytes, float blas_workspace, float launch, float segment, "
-        "float segment_byte, float granule) -> ()",
+        "float segment_byte, float granule, float attention_plan) -> ()",
         set_card);
-  m.def("clock(int device) -> (float, float, int, float)", clock_of);
+  m.def("set_host(float python, float engine, float view, "
+        "float listed) -> ()", set_host);
+  m.def("forget_attention_plans() -> ()", forget_attention_plans);
+  m.def("pass_on_host(int device, float seconds) -> ()",
+        [](int64_t device, double seconds) { timelines[device].pass_on_host(seconds); });
+  m.def("clock(int device) -> (float, float, int, float, float, float, int, int, int, int)",
+        clock_of);
   m.def("start() -> ()", start);
   m.def("device_count() -> int", []() -> int64_t { return kDevices; });
   m.def("reset() -> ()", reset);

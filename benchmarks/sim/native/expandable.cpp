@@ -59,7 +59,8 @@ bool CachingAllocator::map(Block* block, size_t n_bytes) {
   reserved_ += size;
   add(stats_.reserved_bytes, pool, size);
   stats_.num_device_alloc++;
-  pass_in_allocator(device_, card.granule * double(size / block->segment->granule));
+  pass_in_allocator(device_, card.granule * double(size / block->segment->granule),
+                    false);
   note("segment_map", address, size);
   return true;
 }
@@ -84,7 +85,7 @@ void CachingAllocator::unmap(Block* block) {
   reserved_ -= size;
   add(stats_.reserved_bytes, pool, -int64_t(size));
   stats_.num_device_free++;
-  pass_in_allocator(device_, card.granule * double(size / segment.granule));
+  pass_in_allocator(device_, card.granule * double(size / segment.granule), true);
   note("segment_unmap", begin, size);
 }
 

@@ -12,6 +12,7 @@
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
+#include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
 #include <array>
@@ -32,6 +33,8 @@ const c10::DispatchKeySet kOnMeta(c10::DispatchKey::Meta);
 const c10::DispatchKeySet kSimKeys(c10::DispatchKey::PrivateUse1);
 constexpr size_t kMostPlans = 200'000;
 constexpr int64_t kSmallBytes = int64_t(8) << 20;  // what is computed for want of a meta kernel
+
+std::atomic<int64_t> n_forgotten{0};
 
 bool on_sim(const Tensor& t) { return t.defined() && t.device().type() == kSim; }
 
@@ -98,6 +101,8 @@ struct Work {
   bool is_half = false;
   bool is_free = false;
   bool is_product = false;
+  bool is_attention = false;  // in half precision, which cuDNN does
+  Kind kind = Kind::kPlain;
   size_t workspace = 0;  // allocated while it runs
 };
 
@@ -220,6 +225,8 @@ Work work_of(const c10::OperatorHandle& op, Kind kind, const IValue* arguments,
     default:
       break;
   }
+  work.kind = kind;
+  work.is_attention = work.is_half && kind >= Kind::kFlash && kind <= Kind::kEfficientBackward;
   return work;
 }
 
@@ -235,18 +242,50 @@ void hold_blas_workspace() {
     held = device_allocator().allocate(size_t(card.blas_workspace));
 }
 
+// Whether a node of a graph runs the operator, not Python.
+bool is_of_engine() {
+  return !at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() >= 0;
+}
+
+void issue(double seconds, double flops) {
+  const bool engine = is_of_engine();
+  auto& clock = clocks[current_device];
+  clock.kernels += int64_t(seconds * 1e9);
+  clock.n_kernels += 1;
+  clock.n_engine += engine;
+  clock.n_listed += is_in_list;
+  clock.flops += int64_t(flops / 1e6);
+  double price = is_in_list ? host.listed : engine ? host.engine : host.python;
+  timelines[current_device].issue(price, seconds);
+}
+
+// cuDNN builds a plan of attention for each signature, and each thread builds its own.
+// It computes no gradient of a bias.
+void plan_attention(const Work& work, const std::string& signature,
+                    const IValue* arguments) {
+  if (!work.is_attention || card.attention_plan <= 0) return;
+  if (work.kind == Kind::kEfficient && arguments[3].isTensor() &&
+      arguments[3].toTensor().requires_grad())
+    return;
+  if (work.kind == Kind::kEfficientBackward && arguments[10].toBoolList().get(3)) return;
+  thread_local std::unordered_set<std::string> known;
+  thread_local int64_t of_run = -1;
+  if (of_run != n_forgotten) known.clear();
+  of_run = n_forgotten;
+  if (!known.insert(signature + char(at::GradMode::is_enabled())).second) return;
+  clocks[current_device].n_attention_plans += 1;
+  timelines[current_device].pass_on_host(card.attention_plan);
+}
+
 void pass(const Work& work) {
-  if (work.is_free) return;
+  if (work.is_free) return issue_view();
   if (work.is_product) hold_blas_workspace();
   if (work.workspace) {
     c10::DataPtr workspace = device_allocator().allocate(work.workspace);
   }
   double rate = work.is_half ? card.half_flops : card.single_flops;
-  double seconds = card.launch + std::max(work.flops / rate, work.bytes / card.memory_bytes);
-  auto& clock = clocks[current_device];
-  clock.kernels += int64_t(seconds * 1e9);
-  clock.n_kernels += 1;
-  clock.flops += int64_t(work.flops / 1e6);
+  issue(card.launch + std::max(work.flops / rate, work.bytes / card.memory_bytes),
+        work.flops);
 }
 
 // ---------------------------------------------------------------- signatures
@@ -659,6 +698,16 @@ bool equal(Stack* stack) {
 
 }  // namespace
 
+void issue_view() {
+  clocks[current_device].n_views += 1;
+  timelines[current_device].pass_on_host(host.view);
+}
+
+void wait() {
+  waits++;
+  if (is_hollow) timelines[current_device].pass_on_host(0, true);
+}
+
 bool run_hollow(const c10::OperatorHandle& op, Stack* stack) {
   const auto& schema = op.schema();
   const size_t n = schema.arguments().size();
@@ -677,6 +726,7 @@ bool run_hollow(const c10::OperatorHandle& op, Stack* stack) {
       if (found != plans().known.end()) plan = found->second;
     }
     if (plan) {
+      plan_attention(plan->work, signature.key, stack->data() + begin);
       pass(plan->work);
       if (plan->has_values) return false;
       draw(op, stack->data() + begin, n);
@@ -739,6 +789,7 @@ bool run_hollow(const c10::OperatorHandle& op, Stack* stack) {
     is_view = is_view || (alias && !alias->isWrite());
   }
   if (is_view) plan->work = Work{0, 0, false, true};
+  plan_attention(plan->work, key, given.data());
   pass(plan->work);
   Amount amount = amount_of(given.data(), n);
   for (size_t i = first; i < stack->size(); i++)
@@ -759,7 +810,10 @@ bool run_hollow(const c10::OperatorHandle& op, Stack* stack) {
   return !has_values;
 }
 
+void forget_attention_plans() { n_forgotten++; }
+
 void reset_hollow() {
+  forget_attention_plans();
   for (int device = 0; device < kDevices; device++) blas_workspace(device).clear();
   std::lock_guard<std::mutex> lock(plans().mutex);
   plans().known.clear();
@@ -768,14 +822,12 @@ void reset_hollow() {
 bool copy_hollow(const Tensor& from, const Tensor& to) {
   const bool crosses = on_sim(from) != on_sim(to);
   DeviceScope scope((on_sim(to) ? to : from).device().index());
-  auto& clock = clocks[current_device];
   double seconds = card.launch;
   if (crosses)
     seconds += bytes_of(from) / card.host_bytes;
   else
     seconds += (bytes_of(from) + bytes_of(to)) / card.memory_bytes;
-  clock.kernels += int64_t(seconds * 1e9);
-  clock.n_kernels += 1;
+  issue(seconds, 0);
   Amount amount;
   amount.add(from);
   amount.add(to);

@@ -7,7 +7,10 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 
+#include <algorithm>
+#include <array>
 #include <atomic>
+#include <mutex>
 
 namespace sim {
 
@@ -24,28 +27,94 @@ struct Card {
   double segment = 0;
   double segment_byte = 0;
   double granule = 0;
+  double attention_plan = 0;
 };
 inline Card card;
+
+// What the host takes to issue one operator, in seconds: see hollow.py.
+struct Host {
+  double python = 0;
+  double engine = 0;
+  double view = 0;
+  double listed = 0;
+};
+inline Host host;
+
+// Whether this thread is in an operator of lists of tensors. CUDA has one kernel for
+// many of them, where this device has one for each.
+inline thread_local bool is_in_list = false;
+
+// The two timelines of a device, in virtual nanoseconds. The host issues a kernel, the
+// device runs it when it is issued and the one before has ended. As on CUDA, a host is at
+// most so many kernels ahead.
+class Timelines {
+ public:
+  void issue(double seconds, double kernel_seconds) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    int64_t& slot = ends_[n_++ % ends_.size()];
+    host_ = std::max(host_ + nanoseconds(seconds), slot);
+    spent_ += nanoseconds(seconds);
+    device_ = slot = std::max(host_, device_) + nanoseconds(kernel_seconds);
+  }
+  void pass_on_host(double seconds, bool waits = false) {
+    std::lock_guard<std::mutex> lock(mutex_);
+    if (waits) host_ = std::max(host_, device_);
+    host_ += nanoseconds(seconds);
+    spent_ += nanoseconds(seconds);
+  }
+  // When what was issued has ended.
+  int64_t now() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return std::max(host_, device_);
+  }
+  // What the host has done, waits aside.
+  int64_t host_spent() {
+    std::lock_guard<std::mutex> lock(mutex_);
+    return spent_;
+  }
+
+ private:
+  static constexpr size_t kQueue = 1024;
+  static int64_t nanoseconds(double seconds) { return int64_t(seconds * 1e9); }
+  std::mutex mutex_;
+  int64_t host_ = 0, device_ = 0, spent_ = 0;
+  size_t n_ = 0;
+  std::array<int64_t, kQueue> ends_{};
+};
 
 // Virtual nanoseconds since the process began, of each device.
 struct Clock {
   std::atomic<int64_t> kernels{0};
   std::atomic<int64_t> allocator{0};
   std::atomic<int64_t> n_kernels{0};
+  std::atomic<int64_t> n_engine{0};  // of them, those that nodes of a graph start
+  std::atomic<int64_t> n_views{0};
+  std::atomic<int64_t> n_listed{0};
+  std::atomic<int64_t> n_attention_plans{0};
   std::atomic<int64_t> flops{0};  // in millions
   int64_t now() const { return kernels + allocator; }
 };
 inline Clock clocks[kDevices];
+inline Timelines timelines[kDevices];
 
-inline void pass_in_allocator(int device, double seconds) {
-  if (is_hollow) clocks[device].allocator += int64_t(seconds * 1e9);
+// Freeing a segment waits for the device; getting one does not.
+inline void pass_in_allocator(int device, double seconds, bool waits) {
+  if (!is_hollow) return;
+  clocks[device].allocator += int64_t(seconds * 1e9);
+  timelines[device].pass_on_host(seconds, waits);
 }
+
+// The host makes a view: it starts no kernel.
+void issue_view();
 
 // Any operator without a kernel of the device's own. False: it is to be computed.
 bool run_hollow(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 
 // False: it is to be copied.
 bool copy_hollow(const at::Tensor& from, const at::Tensor& to);
+
+// Threads build theirs anew.
+void forget_attention_plans();
 
 // Frees what the library of products holds.
 void reset_hollow();

@@ -49,12 +49,13 @@ void count_waits(const c10::OperatorHandle& op, const torch::jit::Stack& stack,
   const auto& name = op.schema().name();
   const c10::IValue* arguments = stack.data() + begin;
   if (kRead.count(name)) {
-    waits++;
+    wait();
   } else if (kIndexed.count(name)) {
     int n = count_masks(arguments[1]);
-    if (!fills_masked(name, arguments, n)) waits += n;
+    if (!fills_masked(name, arguments, n))
+      for (; n > 0; n--) wait();
   } else if (name == "aten::repeat_interleave") {
-    waits += arguments[1].isNone();  // output_size
+    if (arguments[1].isNone()) wait();  // output_size
   }
 }
 
@@ -62,7 +63,7 @@ void count_wait_of_copy(const at::Tensor& from, const at::Tensor& to,
                         bool non_blocking) {
   if (from.is_privateuseone() == to.is_privateuseone() || from.numel() == 0) return;
   const at::Tensor& on_host = from.is_privateuseone() ? to : from;
-  if (!non_blocking || !is_pinned(on_host.storage().data())) waits++;
+  if (!non_blocking || !is_pinned(on_host.storage().data())) wait();
 }
 
 }  // namespace sim

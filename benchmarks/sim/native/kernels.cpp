@@ -234,6 +234,18 @@ void run(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
     replace_result((*stack)[i], call);
 }
 
+// Of lists of tensors: torch's loop over each of them.
+void run_list(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  is_in_list = true;
+  try {
+    op.redispatchBoxed(kOnCpu, stack);
+  } catch (...) {
+    is_in_list = false;
+    throw;
+  }
+  is_in_list = false;
+}
+
 c10::OperatorHandle find(const char* name) {
   return c10::Dispatcher::singleton().findSchemaOrThrow(name, "");
 }
@@ -281,6 +293,17 @@ Tensor view_dtype(const Tensor& self, c10::ScalarType dtype) {
   return at::native::view_dtype(self, dtype);
 }
 
+Tensor as_strided(const Tensor& self, c10::IntArrayRef sizes, c10::IntArrayRef strides,
+                  std::optional<int64_t> offset) {
+  if (is_hollow) issue_view();
+  return at::native::as_strided_tensorimpl(self, sizes, strides, offset);
+}
+
+Tensor view(const Tensor& self, c10::IntArrayRef sizes) {
+  if (is_hollow) issue_view();
+  return at::native::view(self, sizes);
+}
+
 Tensor empty(c10::IntArrayRef sizes, std::optional<c10::ScalarType> dtype,
              std::optional<c10::Layout>, std::optional<c10::Device> device,
              std::optional<bool>, std::optional<c10::MemoryFormat> format) {
@@ -323,7 +346,7 @@ bool can_take_place(const Tensor& self, const Tensor& from) {
 }
 
 c10::Scalar item(const Tensor& tensor) {
-  waits++;
+  wait();
   Call call;
   return call.to_cpu(tensor).item();
 }
@@ -339,8 +362,8 @@ TORCH_LIBRARY_IMPL(aten, PrivateUse1, m) {
          torch::CppFunction::makeFromBoxedFunction<&convolution_backward>());
   m.impl("empty.memory_format", empty);
   m.impl("empty_strided", empty_strided);
-  m.impl("as_strided", at::native::as_strided_tensorimpl);
-  m.impl("view", at::native::view);
+  m.impl("as_strided", as_strided);
+  m.impl("view", view);
   m.impl("view.dtype", view_dtype);
   m.impl("_reshape_alias", at::native::_reshape_alias);
   m.impl("set_.source_Storage", at::native::set_);
@@ -378,7 +401,10 @@ void register_kernels() {
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (name.getNamespace() != "aten") continue;
     auto op = dispatcher.findOp(name);
-    if (op && is_composed(*op))
+    if (op && name.name.find("aten::_foreach_") == 0)
+      library.impl(c10::toString(name).c_str(),
+                   torch::CppFunction::makeFromBoxedFunction<&run_list>());
+    else if (op && is_composed(*op))
       library.impl(c10::toString(name).c_str(),
                    torch::CppFunction::makeFromBoxedFunction<&run>());
   }

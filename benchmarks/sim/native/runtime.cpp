@@ -56,19 +56,20 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
   c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
   bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override { waits++; }
-  void synchronizeDevice(const c10::DeviceIndex) const override { waits++; }
+  void synchronizeStream(const c10::Stream&) const override { wait(); }
+  void synchronizeDevice(const c10::DeviceIndex) const override { wait(); }
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
               const c10::EventFlag) const override {
     if (!*event) *event = new EventState;
     static_cast<EventState*>(*event)->recorded = std::clock();
     int device = stream.device_index() < 0 ? current_device : stream.device_index();
-    static_cast<EventState*>(*event)->hollow = clocks[device].now();
+    static_cast<EventState*>(*event)->hollow =
+        host.python > 0 ? timelines[device].now() : clocks[device].now();
   }
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }
-  void synchronizeEvent(void*) const override { waits++; }
+  void synchronizeEvent(void*) const override { wait(); }
   double elapsedTime(void* begin, void* end, const c10::DeviceIndex) const override {
     if (is_hollow)
       return 1e-6 * double(static_cast<EventState*>(end)->hollow -

@@ -16,6 +16,9 @@ constexpr auto kSim = c10::DeviceType::PrivateUse1;
 // Moments at which a host waits for its device, on CUDA.
 inline std::atomic<int64_t> waits{0};
 
+// Counts one, in which a hollow device's host waits.
+void wait();
+
 // How often a random state was copied out.
 inline std::atomic<int64_t> rng_copies{0};
 

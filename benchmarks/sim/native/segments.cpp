@@ -21,7 +21,8 @@ Block* CachingAllocator::new_segment(const Request& request) {
   add(stats_.reserved_bytes, request.pool, size);
   if (size >= settings_.max_split_bytes) stats_.oversize_segments.increase(1);
   stats_.num_device_alloc++;
-  pass_in_allocator(device_, card.segment + card.segment_byte * double(size));
+  pass_in_allocator(device_, card.segment + card.segment_byte * double(size),
+                    false);
   note("segment_alloc", address, size);
   return new Block{address, size, 0, &request.pool};
 }
@@ -29,7 +30,8 @@ Block* CachingAllocator::new_segment(const Request& request) {
 // CUDA: release_block.
 void CachingAllocator::release_segment(Block* block) {
   stats_.num_device_free++;
-  pass_in_allocator(device_, card.segment + card.segment_byte * double(block->size));
+  pass_in_allocator(device_, card.segment + card.segment_byte * double(block->size),
+                    true);
   note("segment_free", block->address, block->size);
   AddressSpace::instance().give(device_, block->address, block->size);
   reserved_ -= block->size;

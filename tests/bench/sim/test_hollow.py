@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import mimose
 
@@ -98,6 +99,57 @@ def test_the_clock_is_the_roofline(sim):
     assert added.kernels == pytest.approx(card.launch + moved, rel=1e-4)
     assert (added.n_kernels, added.flops) == (1, 0)
     assert view.seconds == view.n_kernels == 0
+
+
+def test_a_user_waits_for_the_slower_of_host_and_device(sim):
+    """Small kernels wait for the host, large ones for the device, readings for both."""
+    sim.set_hollow(sim.CARDS["h100"], sim.HOST)
+    small = torch.empty(8, 8, dtype=torch.bfloat16, device="sim")
+    large = torch.empty(8192, 8192, dtype=torch.bfloat16, device="sim")
+    price = sim.HOST.python
+    for tensor, decides in ((small, "host"), (large, "kernels")):
+        (tensor @ tensor)[0, 0].item()  # takes its segment; the host waits
+        before = sim.clock()
+        for _ in range(50):
+            tensor @ tensor
+        passed = sim.clock().since(before)
+        assert passed.host == pytest.approx(50 * price)
+        assert passed.user == pytest.approx(getattr(passed, decides), rel=0.05)
+    large[0, 0].item()  # the host waits, so that it is ahead no more
+    before = sim.clock()
+    small @ small
+    assert sim.clock().since(before).user > price
+    before = sim.clock()
+    for _ in range(3000):
+        small.add_(1)
+    sim.pass_on_host(1.0)
+    passed = sim.clock().since(before)
+    assert passed.user == pytest.approx(1.0 + 3000 * price, rel=0.01)
+
+
+def test_each_thread_builds_its_plans_of_attention(sim):
+    """A new length takes one forward, one backward, and one forward that runs again."""
+
+    def step(length, checkpointed):
+        q = torch.empty(2, 4, length, 64, dtype=torch.bfloat16, device="sim")
+        q.requires_grad_()
+        attend = nn.functional.scaled_dot_product_attention
+        before = sim.clock()
+        if checkpointed:
+            out = checkpoint(attend, q, q, q, use_reentrant=False)
+        else:
+            out = attend(q, q, q)
+        with torch.autograd.set_multithreading_enabled(True):
+            out.sum().backward()
+        return sim.clock().since(before).n_attention_plans
+
+    sim.set_hollow(sim.CARDS["h100"], sim.HOST)
+    assert [step(64, False), step(64, False), step(64, True)] == [2, 0, 1]
+    assert [step(72, True), step(72, True)] == [3, 0]
+    sim.forget_attention_plans()
+    assert step(64, False) == 2
+    sim.set_hollow(sim.CARDS["a100"], sim.HOST)
+    assert step(80, False) == 0
 
 
 def test_bits_of_what_is_not_computed_are_zeros(sim):
