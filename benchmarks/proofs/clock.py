@@ -1,7 +1,7 @@
 """Is the user's clock of a hollow card that of a real one?
 
 transformers' checkpointing trains workloads of `benchmarks.scale` on a hollow H200. The
-rows of a real one, in processes of their own (``docs/results/nvidia-h200/scale.csv``),
+rows of a real one, each in a separate process (``docs/results/nvidia-h200/scale.csv``),
 have the milliseconds that a user waited. One price for each operator is fitted to three
 of them. Two are left out of the fit, and no row of mimose is in it.
 
@@ -66,7 +66,7 @@ def ask(settings: Settings, options: Options) -> Answer:
 
 
 def _seen() -> dict[str, float]:
-    """Return the seconds of checkpointing in processes of their own."""
+    """Return the seconds of checkpointing in separate processes."""
     with _MEASURED.open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["strategy"] == "hf"]
     own = [r for r in rows if int(r["n_steps"]) >= 50 and r["expandable"] == "False"]
@@ -90,13 +90,13 @@ def work(task: Task) -> Rows:
     """
     workload = WORKLOADS[task["workload"]]
     run = build(workload, task)
-    told = []
+    passed = []
     with run.checkpointed(True):
         for sizes in workload.sizes(task["steps"], task["seed"]):
             before = run.card.clock()
             run.train(sizes)
-            told.append(run.card.clock().since(before))
-    late = told[_WARM:]
+            passed.append(run.card.clock().since(before))
+    late = passed[_WARM:]
     means = {
         name: mean(getattr(c, name) for c in late) or 0.0 for name in late[0]._fields
     }

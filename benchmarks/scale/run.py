@@ -155,7 +155,7 @@ class Run:
 
     @contextlib.contextmanager
     def charged(self, charge: Callable[[], None]) -> Iterator[None]:
-        """Charge steps within the block, where the card has a clock of its own."""
+        """Charge steps within the block, where the card has a virtual clock."""
         if isinstance(self.card, _Hollow):
             self.charge = charge
         try:

@@ -100,7 +100,7 @@ CARDS = {
 
 @dataclass(frozen=True, slots=True)
 class Host:
-    """What a host takes to issue an operator: seconds of its own time."""
+    """What a host takes to issue an operator: seconds."""
 
     python: float
     """A kernel's operator that Python calls, with modules and graph around it, ..."""

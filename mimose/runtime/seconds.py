@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from statistics import median
 from typing import Any, NamedTuple, TypeAlias
@@ -59,8 +59,13 @@ _DOUBT = 0.1
 """The weight of a guess; a step has weight 1."""
 _COST, _SECONDS, _IS_NEW = 2, 3, 4
 """Places in a row of a timed step, which begins with its work."""
+_REFIT = 8
+"""Rates are fitted anew after so many steps: with a floor that takes 0.1 s of the host.
+"""
 _ROUNDS = 4
 """Of the fit of steps above and below a host's floor."""
+_WELL = 0.02
+"""With a smaller mean error, no floor is looked for: a fit takes some milliseconds."""
 _CLEARLY = 2.0 / 3.0
 """A floor is used if the fit's error is below this share, as for a knee of a series."""
 
@@ -129,6 +134,7 @@ class StepSeconds:
         """The work and seconds of steps by context, with and without `_MORE`."""
         self._rates: dict[Context, Rates] = {}
         """The rates fitted to them."""
+        self._n_since_fit: Counter[Context] = Counter()
         self._optimizer: deque[tuple[float, int]] = deque(maxlen=_FEW)
         """Seconds of optimizer steps, and the number of the model's steps before."""
         self._n_since = 0
@@ -227,6 +233,7 @@ class StepSeconds:
             if len(known) < _LEAST or len({row[0] for row in known}) < _LEAST_SHAPES:
                 return None
             rates = self._rates[own] = _fitted(known)
+            self._n_since_fit[own] = 0
         if not self._optimizer:
             return rates
         seconds, n_steps = zip(*self._optimizer, strict=True)
@@ -263,7 +270,9 @@ class StepSeconds:
             key = own + _MORE if work[-1] else own
             known = self._known.setdefault(key, deque(maxlen=_LATELY))
             known.append((*work, seconds, float(is_new)))
-            self._rates.pop(own, None)
+            self._n_since_fit[own] += 1
+            if self._n_since_fit[own] >= _REFIT:
+                self._rates.pop(own, None)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was timed, as JSON values."""
@@ -303,32 +312,32 @@ def _fitted(known: Sequence[tuple[float, ...]]) -> Rates:
     rows = np.array(known)
     work, seconds, new = rows[:, :_SECONDS], rows[:, _SECONDS], rows[:, _IS_NEW] > 0.0
     more = work[:, _COST] > 0.0
-    new_kinds = [
-        kind for kind in (new & ~more, new & more) if kind.sum() >= _LEAST_SHAPES
-    ]
-    can_tell = (~new).sum() >= _LEAST_SHAPES and new_kinds
-    order = work[:, 0].argsort()
+    kinds = [kind for kind in (new & ~more, new & more) if kind.sum() >= _LEAST_SHAPES]
+    if (~new).sum() < _LEAST_SHAPES:
+        kinds = []
+    place = work[:, 0].argsort().argsort()
     best, least = Rates(0.0, 0.0, 0.0, 0.0), np.inf
-    for n_below in (0, *(len(rows) * k // 4 for k in (1, 2, 3, 4))):
-        above = np.ones(len(rows), dtype=bool)
-        above[order[:n_below]] = False
-        first = np.zeros(len(rows))
+    for n_below in (0, len(rows) // 2, len(rows)):
+        above, first = place >= n_below, np.zeros(len(rows))
         for _ in range(_ROUNDS):
             rates = _split(work, seconds - first, above)
-            told = np.array([rates.parts(*row)[0] for row in work])
-            if can_tell:
-                beyond = [
-                    float(np.median((seconds - told)[kind])) for kind in new_kinds
-                ]
+            device = rates.fixed + work @ rates[1:4]
+            floor = rates.floor + rates.floor_extra * work[:, _COST]
+            kept = np.maximum(device, floor)
+            if kinds:
+                beyond = [float(np.median((seconds - kept)[kind])) for kind in kinds]
                 ends = max(0.0, beyond[0]), max(0.0, beyond[-1])
                 rates = rates._replace(first=ends)
                 first = np.where(more, ends[1], ends[0]) * new
-            if n_below:
-                device = rates._replace(floor=0.0, floor_extra=0.0)
-                above = np.array([device.parts(*row)[0] for row in work]) >= told
-        error = float(np.abs((told + first) / seconds - 1.0).mean())
+            before = above
+            above = device >= floor if n_below else above
+            if not kinds and (above == before).all():
+                break
+        error = float(np.abs((kept + first) / seconds - 1.0).mean())
         if error < (_CLEARLY if n_below else 1.0) * least:
             best, least = rates, error
+        if least < _WELL:
+            break
     return best
 
 
