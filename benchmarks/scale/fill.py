@@ -16,7 +16,8 @@ import torch
 
 import mimose
 from benchmarks.scale.models import OF_OTHER_DIMENSIONS, WORKLOADS, Sizes, Workload
-from benchmarks.scale.run import build
+from benchmarks.scale.run import BUDGET, GIB, build
+from mimose.bench.device import SIM, kind_of
 from mimose.planners import everywhere
 
 _LLAMA = replace(
@@ -77,10 +78,11 @@ class Trials:
 
     Args:
         task: ``place``, ``card``, ``device``, ``seed`` and ``steps``.
+        place: The place; None for that of `PLACES`.
     """
 
-    def __init__(self, task: Mapping[str, Any]) -> None:
-        self.place = PLACES[task["place"]]
+    def __init__(self, task: Mapping[str, Any], place: Place | None = None) -> None:
+        self.place = place or PLACES[task["place"]]
         workload, self.actions = self.place.workload, self.place.actions
         self.seed, self.most_steps = task["seed"], task["steps"]
         self.samples = list(workload.sizes(self.place.n_samples, self.seed))
@@ -88,6 +90,9 @@ class Trials:
         self.run.train(tuple(low for low, _ in workload.spans), 1)
         self.longest = sum(workload.longest)
         self.session: mimose.Session | None = None
+        is_hollow = kind_of(task["device"]) == SIM
+        self.budget = None if is_hollow else int(BUDGET * self.place.gib * GIB)
+        """A real card says that all of it is free, whatever limit it has."""
         self.settled: int | None = None
 
     @contextlib.contextmanager
@@ -103,7 +108,8 @@ class Trials:
             if name in ("plain", "hf"):
                 yield
             else:
-                with mimose.attach(model, refine=False, **options) as self.session:
+                options["refine"] = False
+                with mimose.attach(model, self.budget, **options) as self.session:
                     yield
         finally:
             self.session = None
@@ -118,6 +124,10 @@ class Trials:
         before = self.run.card.clock()
         self.run.train(self.sizes(group), len(group), self.session)
         return float(self.run.card.clock().since(before).seconds)
+
+    def watch(self, group: Group) -> None:
+        """Train a batch; `run` notes it, also if it runs out of memory."""
+        self.run.watched(self.sizes(group), len(group), self.session)
 
     def sizes(self, group: Group) -> Sizes:
         """Return the sizes of a batch: the sums of its lengths, or the largest."""

@@ -56,8 +56,8 @@ class KeepLess(Keep):
         """Return why the tensors that a call saves cannot be listed."""
         if layer.is_compiled:
             return (
-                "what compiled code saves cannot be listed, so it is kept or recomputed "
-                "as a whole"
+                "what compiled code saves cannot be listed, so it is kept or "
+                "recomputed as a whole"
             )
         if top_saved_hooks(True) is not None:
             return "hooks of other code hold what it saves"

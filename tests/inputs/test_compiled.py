@@ -165,14 +165,16 @@ def _losses(model, shapes):
 @pytest.mark.parametrize("kind", ["bert", "llama"])
 def test_two_hundred_shapes_take_two_graphs(toys, kind):
     """One for a single row, one for all others, whatever plans run; equal losses."""
-    shapes = random.Random(0).sample([*itertools.product(range(1, 9), range(2, 60))], 200)
-    bare = _losses(_language_model(kind), shapes[:20])
+    shapes = random.Random(0).sample(
+        [*itertools.product(range(1, 9), range(2, 60))], 200
+    )
+    bare = _losses(_language_model(kind), shapes)
     model = _language_model(kind)
     options = {"planner": toys.RandomPlanner(), "meter": toys.BlindMeter()}
     with mimose.attach(model, "1TiB", actions="whole", **options) as session:
         losses = _losses(model, shapes)
     assert counters["stats"]["unique_graphs"] <= 2
-    assert bare == losses[:20]
+    assert bare == losses
     planned = [record for record in session.records if record.phase == "plan"]
     assert len(planned) > 180
     assert {KEEP, RECOMPUTE} == {name for r in planned for name in r.actions}
@@ -182,13 +184,12 @@ def test_selective_says_that_it_is_not_used(toys, caplog):
     """In one line for all layers, which are kept or recomputed as wholes."""
     model = _chain(toys, "in place")
     options = {"actions": "selective", "planner": toys.FixedActions(1, 1, 1, 1)}
-    with mimose.attach(
-        model, "1TiB", meter=toys.BlindMeter(), **options
-    ) as session:
+    with mimose.attach(model, "1TiB", meter=toys.BlindMeter(), **options) as session:
         toys.train(model, _batches(toys))
     lines = [r.getMessage() for r in caplog.records if "is not used" in r.message]
     assert [
-        "mimose: the action selective is not used for blocks.0 and layers like it: what "
-        "compiled code saves cannot be listed, so it is kept or recomputed as a whole"
+        "mimose: the action selective is not used for blocks.0 and layers like it: "
+        "what compiled code saves cannot be listed, so it is kept or recomputed as a "
+        "whole"
     ] == lines
     assert session.summary().kept_units == {}
