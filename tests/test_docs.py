@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 import importlib.util
 import re
 import runpy
@@ -207,6 +208,10 @@ def test_every_python_block_runs(
         with warnings.catch_warnings():
             if "Trainer" in code:  # trainers warn of settings that save time here
                 warnings.simplefilter("ignore")
+            if ".compile(" in code:  # no compiler for C++, and torch's own warnings
+                warnings.simplefilter("ignore")
+                quick = functools.partialmethod(nn.Module.compile, backend="aot_eager")
+                monkeypatch.setattr(nn.Module, "compile", quick)
             exec(compile(code, str(page), "exec"), namespace)
         session = namespace["session"]
         if session is not trained:

@@ -224,14 +224,20 @@ def _value(text: str) -> object:
 
 
 def write(path: Path, rows: Sequence[Row]) -> None:
-    """Write rows as CSV: what was measured first, where it was measured last."""
+    """Write rows as CSV: what was measured first, where it was measured last.
+
+    A file that is there is replaced at once, so that a process that ends in between
+    loses no row.
+    """
     where = [column.name for column in fields(Provenance)]
     names = dict.fromkeys(name for row in rows for name in row if name not in where)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
+    new = path.with_name(f"{path.name}.new")
+    with new.open("w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, [*names, *where], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)
+    new.replace(path)
 
 
 def format_table(table: Sequence[Mapping[str, object]]) -> list[str]:

@@ -17,9 +17,9 @@ import torch
 import mimose
 from benchmarks.scale.host import of_session
 from benchmarks.scale.models import OF_OTHER_DIMENSIONS, WORKLOADS, Sizes, Workload
-from benchmarks.scale.run import build
+from benchmarks.scale.run import BUDGET, GIB, build
 from benchmarks.sim.hollow import Clock, forget_attention_plans
-from mimose.bench.device import SIM
+from mimose.bench.device import SIM, kind_of
 from mimose.planners import everywhere
 
 _LLAMA = replace(
@@ -80,10 +80,11 @@ class Trials:
 
     Args:
         task: ``place``, ``card``, ``device``, ``seed`` and ``steps``.
+        place: The place; None for that of `PLACES`.
     """
 
-    def __init__(self, task: Mapping[str, Any]) -> None:
-        self.place = PLACES[task["place"]]
+    def __init__(self, task: Mapping[str, Any], place: Place | None = None) -> None:
+        self.place = place or PLACES[task["place"]]
         workload, self.actions = self.place.workload, self.place.actions
         self.seed, self.most_steps = task["seed"], task["steps"]
         self.samples = list(workload.sizes(self.place.n_samples, self.seed))
@@ -91,6 +92,9 @@ class Trials:
         self.run.train(tuple(low for low, _ in workload.spans), 1)
         self.longest = sum(workload.longest)
         self.session: mimose.Session | None = None
+        is_hollow = kind_of(task["device"]) == SIM
+        self.budget = None if is_hollow else int(BUDGET * self.place.gib * GIB)
+        """A real card says that all of it is free, whatever limit it has."""
         self.settled: int | None = None
 
     @contextlib.contextmanager
@@ -105,8 +109,9 @@ class Trials:
                 with self.run.checkpointed(name == "hf"):
                     yield
             else:
+                options["refine"] = False
                 with (
-                    mimose.attach(model, refine=False, **options) as self.session,
+                    mimose.attach(model, self.budget, **options) as self.session,
                     self.run.charged(of_session(self.session)),
                 ):
                     yield
@@ -123,6 +128,10 @@ class Trials:
         before = self.run.card.clock()
         self.run.train(self.sizes(group), len(group), self.session)
         return self.run.card.clock().since(before)
+
+    def watch(self, group: Group) -> None:
+        """Train a batch; `run` notes it, also if it runs out of memory."""
+        self.run.watched(self.sizes(group), len(group), self.session)
 
     def sizes(self, group: Group) -> Sizes:
         """Return the sizes of a batch: the sums of its lengths, or the largest."""

@@ -163,18 +163,28 @@ class Run:
         finally:
             self.charge = _nothing
 
-    def watched(self, sizes: Sizes) -> None:
-        """Run one, and note what the card says of it."""
+    def watched(
+        self,
+        sizes: Sizes,
+        rows: int | None = None,
+        session: mimose.Session | None = None,
+    ) -> None:
+        """Run one, and note what the card says of it; arguments are those of `train`.
+
+        Seconds of the processor end before the host waits for the card, which it does
+        by asking again and again.
+        """
         before, flushes = self.card.clock(), self._flushes()
         began, failed = time.process_time(), ""
         try:
-            self.train(sizes)
+            self.train(sizes, rows, session)
         except torch.OutOfMemoryError:
             failed = _OOM
         except mimose.InfeasibleBudgetError:
             failed = "left out"
         if failed:
             self.optimizer.zero_grad()
+        cpu_seconds = time.process_time() - began
         clock = self.card.clock().since(before)
         self.steps.append(
             {
@@ -185,7 +195,7 @@ class Run:
                 "user_seconds": clock.user,
                 "host_seconds": clock.host,
                 "attention_plans": clock.n_attention_plans,
-                "cpu_seconds": time.process_time() - began,
+                "cpu_seconds": cpu_seconds,
                 "flushes": self._flushes() - flushes,
                 "reserved_bytes": self.card.stats()["reserved_bytes.all.peak"],
             }

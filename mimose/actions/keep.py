@@ -55,7 +55,10 @@ class KeepLess(Keep):
     def why_not(self, layer: Layer) -> str | None:
         """Return why the tensors that a call saves cannot be listed."""
         if layer.is_compiled:
-            return "the tensors that compiled code saves cannot be listed"
+            return (
+                "what compiled code saves cannot be listed, so it is kept or "
+                "recomputed as a whole"
+            )
         if top_saved_hooks(True) is not None:
             return "hooks of other code hold what it saves"
         return None

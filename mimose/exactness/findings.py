@@ -50,6 +50,7 @@ class Findings:
         self.kept: dict[str, str] = {}
         self.inexact: dict[str, str] = {}
         self.families: Sequence[str] = ()
+        self._excluded: set[tuple[str, str]] = set()
         self.version = 0
         self.read: list[tuple[Layer, Given]] = []
         self.impure: dict[Layer, str] = {}
@@ -91,9 +92,14 @@ class Findings:
         model = self._learner.model
         allowed = [name for name in model.allowed(layer.index) if name != action]
         self._learner.restrict(layer.index, allowed)
-        _log.warning(
-            "mimose: the action %s is not used for %s: %s", action, layer.name, why
-        )
+        if (action, why) not in self._excluded:
+            self._excluded.add((action, why))
+            _log.warning(
+                "mimose: the action %s is not used for %s and layers like it: %s",
+                action,
+                layer.name,
+                why,
+            )
 
     def _keep_only(self, index: int) -> None:
         self._learner.restrict(index, [self._learner.model.menu.first])

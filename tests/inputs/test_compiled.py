@@ -1,9 +1,12 @@
 """Compiled layers are planned from the outside; compiled models are refused."""
 
 import functools
+import itertools
+import random
 
 import pytest
 import torch
+import transformers
 from torch import nn
 from torch._dynamo.utils import counters
 from torch.utils.flop_counter import FlopCounterMode
@@ -125,3 +128,68 @@ def test_what_holds_layers_may_not_be_compiled_as_a_whole(toys):
     model.bert.encoder.compile(backend=BACKEND)
     with pytest.raises(MimoseError, match=r"encoder .*compiled"):
         mimose.attach(model, "1TiB")
+
+
+def _language_model(kind):
+    """Build a small model of a class that people compile, and compile its layers."""
+    torch.manual_seed(0)
+    sizes = {"hidden_size": 32, "intermediate_size": 64, "vocab_size": 64}
+    sizes |= {"num_hidden_layers": 2, "num_attention_heads": 2, "use_cache": False}
+    if kind == "bert":
+        sizes |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+        model = transformers.BertForMaskedLM(transformers.BertConfig(**sizes))
+        layers = model.bert.encoder.layer
+    else:
+        sizes["num_key_value_heads"] = 1
+        model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**sizes))
+        layers = model.model.layers
+    for layer in layers:
+        layer.compile(backend=BACKEND, dynamic=True)
+    return model
+
+
+def _losses(model, shapes):
+    found = []
+    for rows, length in shapes:
+        ids = torch.arange(rows * length).reshape(rows, length) % 64
+        loss = model(
+            input_ids=ids, attention_mask=torch.ones_like(ids), labels=ids
+        ).loss
+        loss.backward()
+        model.zero_grad()
+        found.append(float(loss.detach()))
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["bert", "llama"])
+def test_two_hundred_shapes_take_two_graphs(toys, kind):
+    """One for a single row, one for all others, whatever plans run; equal losses."""
+    shapes = random.Random(0).sample(
+        [*itertools.product(range(1, 9), range(2, 60))], 200
+    )
+    bare = _losses(_language_model(kind), shapes)
+    model = _language_model(kind)
+    options = {"planner": toys.RandomPlanner(), "meter": toys.BlindMeter()}
+    with mimose.attach(model, "1TiB", actions="whole", **options) as session:
+        losses = _losses(model, shapes)
+    assert counters["stats"]["unique_graphs"] <= 2
+    assert bare == losses
+    planned = [record for record in session.records if record.phase == "plan"]
+    assert len(planned) > 180
+    assert {KEEP, RECOMPUTE} == {name for r in planned for name in r.actions}
+
+
+def test_selective_says_that_it_is_not_used(toys, caplog):
+    """In one line for all layers, which are kept or recomputed as wholes."""
+    model = _chain(toys, "in place")
+    options = {"actions": "selective", "planner": toys.FixedActions(1, 1, 1, 1)}
+    with mimose.attach(model, "1TiB", meter=toys.BlindMeter(), **options) as session:
+        toys.train(model, _batches(toys))
+    lines = [r.getMessage() for r in caplog.records if "is not used" in r.message]
+    assert [
+        "mimose: the action selective is not used for blocks.0 and layers like it: "
+        "what compiled code saves cannot be listed, so it is kept or recomputed as a "
+        "whole"
+    ] == lines
+    assert session.summary().kept_units == {}
