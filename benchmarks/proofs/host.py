@@ -7,10 +7,11 @@ by turns, each on a simulated device of its own, with the same batches:
 - card: on a card that does not hold all, beside transformers' checkpointing
 - full: the same, under ``planner="full"``
 
-Its last part, calls, prices at one shape what is added to a layer's call, beside
-``torch.utils.checkpoint`` without reentry. Of a recomputation's price the layer's
-second run, which all pay, is told apart. Seconds are CPU time of all threads: the
-worker thread's too.
+Its last part, calls, prices in microseconds what is added to a bare call of a layer:
+by ``torch.utils.checkpoint`` without reentry, by our actions, by a measured step in
+which all is recomputed, and by the layer's second run alone, which all pay. A step, a
+plan, a lesson (what one measured step teaches) and a fit are priced whole. Seconds are
+CPU time of all threads: the worker thread's too.
 
     python -m benchmarks.proofs host
     python -m benchmarks.proofs host --parts kept --workloads bert-large --steps 60
@@ -18,6 +19,7 @@ worker thread's too.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import gc
 import statistics
@@ -26,6 +28,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import torch
 from torch import nn
@@ -42,7 +45,8 @@ from mimose.cost.learner import Learner
 from mimose.inputs.layers import find_layers
 from mimose.policy import Policy
 from mimose.predictors.regression import Fit
-from mimose.session import Session, attach
+from mimose.session import attach
+from mimose.tensors import tensors_in
 
 QUESTION = "What does our own code take of the host, at new shapes too?"
 DEFAULTS = {"seed": 1, "threads": 1, "device": SIM}
@@ -60,6 +64,11 @@ _EARLY, _LATE, _SETTLED = 10, 60, 140
 _AMPLE = 16
 """How many times as large a card that holds all is."""
 _WARM_UP, _LENGTH = 48, 160
+_TIMED = (
+    (Policy, "decide", "plan"),
+    (Learner, "absorb", "lesson"),
+    (Fit, "__init__", "fit"),
+)
 _PLANS = {"kept": "k", "selective": "s", "recomputed": "r"}
 
 
@@ -85,7 +94,9 @@ def _judge_turns(part: str, rows: Sequence[Row]) -> common.Verdict:
         own = rows[first:last]
         return quantile((row["seconds"] / row["other_seconds"] for row in own), share)
 
-    begin = [sum(r[name] for r in rows[:_EARLY]) for name in ("seconds", "other_seconds")]
+    begin = [
+        sum(r[name] for r in rows[:_EARLY]) for name in ("seconds", "other_seconds")
+    ]
     late = rows[_EARLY:_LATE]
     kept = sum(row["keeps_all"] for row in late) / max(1, len(late))
     line = {
@@ -182,7 +193,7 @@ def _prices(task: Task) -> Rows:
     run = _built(0, task["workload"], _AMPLE * _GIB[task["workload"]])
     bare, n_calls = run.model, len(find_layers(run.model, None))
     ways: dict[str, Callable[[], object]] = {"bare": partial(_step, run, bare)}
-    for name, wrap in (("again", _twice), ("checkpoint", _checkpointed)):
+    for name, wrap in (("again", _again), ("checkpoint", _checkpointed)):
         model = copy.deepcopy(bare)
         for _, layer in find_layers(model, None):
             layer.forward = partial(wrap, layer.forward)
@@ -203,7 +214,7 @@ def _prices(task: Task) -> Rows:
     yield from _added(ways, n_calls, task["rounds"])
     for session in sessions:
         session.detach()
-    yield from _learned(run, copy.deepcopy(bare), n_calls, ways["recomputed"])
+    yield from _learned(run, copy.deepcopy(bare), n_calls, bare)
 
 
 def _added(
@@ -235,22 +246,33 @@ def _added(
 
 
 def _learned(
-    run: Run, model: nn.Module, n_calls: int, bare: Callable[[], object]
+    run: Run, model: nn.Module, n_calls: int, bare: nn.Module
 ) -> Iterator[Row]:
-    """Price measured calls, plans and fits, each at new shapes."""
+    """Price calls of measured steps, lessons, plans and fits, each at new shapes."""
     took: dict[str, list[float]] = {}
-    for owner, name, what in (
-        (Policy, "decide", "plan"),
-        (Learner, "absorb", "lesson"),
-        (Fit, "__init__", "fit"),
-    ):
-        setattr(owner, name, _timed(getattr(owner, name), took.setdefault(what, [])))
-    measured, planned, whole = [], [], [_seconds(0, bare) for _ in range(9)]
+    with contextlib.ExitStack() as stack:
+        for owner, name, what in _TIMED:
+            call = _timed(getattr(owner, name), took.setdefault(what, []))
+            stack.enter_context(mock.patch.object(owner, name, call))
+        measured, planned = _at_new_shapes(run, model, took, bare)
+    base = statistics.median(_seconds(0, partial(_step, run, bare)) for _ in range(9))
+    yield _price("measured call", (statistics.median(measured) - base) / n_calls, base)
+    for what, times in {**took, "plan": planned}.items():
+        yield _price(what, statistics.median(times), base)
+
+
+def _at_new_shapes(
+    run: Run, model: nn.Module, took: dict[str, list[float]], bare: nn.Module
+) -> tuple[list[float], list[float]]:
+    """Return the seconds of measured steps without plans and lessons, and of plans."""
+    measured, planned = [], []
     how: Any = {"actions": "selective", "refine": False}
     with attach(model, common.AMPLE_BYTES, **how) as session:
         for number in range(2 * _WARM_UP):
+            length = 64 + 5 * number
+            _step(run, bare, length)  # the hollow card remembers it
             before = {what: sum(own) for what, own in took.items()}
-            seconds = _seconds(0, partial(_step, run, model, 64 + 5 * number))
+            seconds = _seconds(0, partial(_step, run, model, length))
             less = {what: sum(own) - before[what] for what, own in took.items()}
             seconds -= less["plan"] + less["lesson"]
             phase = session.records[-1].phase
@@ -258,11 +280,7 @@ def _learned(
                 measured.append(seconds)
             elif phase == "plan" and number > _WARM_UP:
                 planned.append(less["plan"] - less["fit"])
-    base = statistics.median(whole)
-    yield _price("measured call", (statistics.median(measured) - base) / n_calls, base)
-    yield _price("plan", statistics.median(planned), base)
-    yield _price("fit", statistics.median(took["fit"]), base)
-    yield _price("lesson", statistics.median(took["lesson"]), base)
+    return measured, planned
 
 
 def _price(what: str, seconds: float, bare: float) -> Row:
@@ -280,16 +298,26 @@ def _step(run: Run, model: nn.Module, length: int = _LENGTH) -> None:
     model.zero_grad(set_to_none=True)
 
 
-def _twice(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _again(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    """Run a layer's forward once more in the backward, and do nothing else."""
     output = forward(*args, **kwargs)
-    torch.clear_autocast_cache()  # a second run in the backward casts weights anew
-    forward(*args, **kwargs)
+    given = [
+        value.detach().requires_grad_() if isinstance(value, torch.Tensor) else value
+        for value in args
+    ]
+
+    def again(_: torch.Tensor) -> None:
+        with torch.enable_grad(), torch.autocast(SIM, torch.bfloat16):
+            forward(*given, **kwargs)
+
+    next(tensors_in(output)).register_hook(again)  # type: ignore[no-untyped-call]
     return output
 
 
 def _checkpointed(forward: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    torchs: Any = checkpoint
     how = {"use_reentrant": False, "preserve_rng_state": True}
-    return checkpoint(forward, *args, **how, **kwargs)
+    return torchs(forward, *args, **how, **kwargs)
 
 
 def _timed(call: Callable[..., Any], took: list[float]) -> Callable[..., Any]:
