@@ -1,7 +1,7 @@
 """What does our own code take of the host: at new shapes, and for each layer call?
 
 All on the hollow card, where a step takes only the host's time. Two models train
-by turns, each on a simulated device of its own, with the same batches:
+by turns with the same batches, each on a separate simulated device:
 
 - kept: with all kept, beside the bare model
 - card: on a card that does not hold all, beside transformers' checkpointing
