@@ -492,11 +492,14 @@ class Policy:
         learner, context = self._learner, step_input.context
         is_measured = context in learner.model.patterns
         is_known = is_measured and without_rows(context) in self._stages
-        if not is_known or why_unknown(learner.model, step_input):
+        model, why_not = learner.model, ""
+        if is_known:
+            why_not = why_unknown(model, step_input)
+        if not is_known or why_not:
             learner.worker.catch_up()  # what it learns may allow a plan
-        model = learner.model
+            model = learner.model
+            why_not = why_unknown(model, step_input)
         learner.use(context)
-        why_not = why_unknown(model, step_input)
         self._note(why_not)
         if why_not:
             return Decision("fallback" if is_known else "collect", None, reason=why_not)

@@ -27,8 +27,8 @@ def tensors_in(tree: object) -> Iterator[torch.Tensor]:
             yield from tensors_in(getattr(tree, field.name))
 
 
-def operators_of(output: object, began: int) -> set[str]:
-    """Return the names of the autograd nodes that a call has made.
+def nodes_of(output: object, began: int) -> set[Any]:
+    """Return the autograd nodes that a call has made.
 
     Args:
         output: What it returned.
@@ -41,7 +41,7 @@ def operators_of(output: object, began: int) -> set[str]:
         if node is not None and node not in seen and sequence_number(node) >= began:
             seen.add(node)
             left.extend(before for before, _ in node.next_functions)
-    return {node.name() for node in seen}
+    return seen
 
 
 def storages_in(tree: object) -> dict[int, torch.UntypedStorage]:

@@ -124,13 +124,17 @@ keeps_graph: Callable[[], bool] = torch._C._autograd._get_current_graph_task_kee
 ``torch.utils.checkpoint`` reads it too; no thread about a public form was found."""
 
 
+def is_of_own_function(node: object) -> bool:
+    """Whether a node of autograd is that of a user's ``autograd.Function``."""
+    return isinstance(node, torch.autograd.function.BackwardCFunction)
+
+
 def is_in_own_function() -> bool:
     """Whether the running node is that of a user's ``autograd.Function``.
 
     ``torch.autograd.graph`` does not give the running node; no thread found.
     """
-    node = torch._C._current_autograd_node()
-    return isinstance(node, torch.autograd.function.BackwardCFunction)
+    return is_of_own_function(torch._C._current_autograd_node())
 
 
 def output_of(node: Any, number: int) -> Any:

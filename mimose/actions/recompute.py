@@ -324,7 +324,9 @@ class Region:
                 self.recompute(holder, task)
             else:
                 _untraced()(self, holder, task)
-        if task != NO_GRAPH_TASK and is_in_own_function():
+        # To read the running node takes as long as the rest of this.
+        is_own = self.layer.has_own_functions and is_in_own_function()
+        if is_own and task != NO_GRAPH_TASK:
             return holder[task]  # it may be read twice
         return holder.pop(task)
 

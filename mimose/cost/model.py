@@ -226,7 +226,7 @@ class CostModel:
         """
         known: Mapping[Key, Series] = {} if base is None else base.series
         for key, series in self.series.items():
-            if series is not known.get(key):
+            if series is not known.get(key) and not series.has_fit:
                 series.fit()
                 yield
         for context, pattern in self.patterns.items():

@@ -76,6 +76,11 @@ class Series:
     why_not: str = ""
     """Why there is no fit: an estimator that fails is a reason, never an error."""
 
+    @property
+    def has_fit(self) -> bool:
+        """Whether the fit was made already."""
+        return self._fit is not None
+
     def fit(self) -> Fit | None:
         """Return the fit of the readings, made if there is none yet.
 

@@ -91,7 +91,10 @@ class State:
         self.tensors: dict[Key, torch.Tensor] = {}
         self.trouble = ""
         self.has_graph = False
-        self._values = list(chain.from_iterable(map(dict.values, tables)))
+        self._empty = [table for table in tables if not table]
+        """Most tables of torch's modules, and quicker to read."""
+        self._filled = [table for table in tables if table]
+        self._values = list(chain.from_iterable(map(dict.values, self._filled)))
         self._copies = list(map(dict, tables))
         self._containers: list[Any] = []
         self._contents: list[Any] = []
@@ -130,9 +133,10 @@ class State:
 
     def is_now(self) -> bool:
         """Whether the dictionaries still hold the same."""
-        found = list(chain.from_iterable(map(dict.values, self.tables)))
+        found = list(chain.from_iterable(map(dict.values, self._filled)))
         return (
-            len(found) == len(self._values)
+            not any(self._empty)
+            and len(found) == len(self._values)
             and all(map(operator.is_, found, self._values))
             and list(map(_LEARNS, self._all)) == self._learn
             and (not self._contents or _same(self._containers, self._contents))

@@ -20,8 +20,8 @@ from mimose.exactness.side_effects import (
 )
 from mimose.exceptions import ChangedWeightsError, LateChangeError, RecomputationError
 from mimose.inputs.compiled import SCRIPTED, code_inside
-from mimose.tensors import operators_of
-from mimose.torch_private import forward_hooks_of, version_of
+from mimose.tensors import nodes_of
+from mimose.torch_private import forward_hooks_of, is_of_own_function, version_of
 
 CONTAINED = "it edits a tensor in a list or dict that it owns"
 
@@ -65,6 +65,9 @@ class Layer:
         """Whether a recomputation differed; the next one shows why."""
         self.runs_to_end = False
         """Whether its recomputations may not end early."""
+        self.has_own_functions = False
+        """Whether its calls were seen to run a user's ``autograd.Function``. If one was
+        not seen, it is recomputed again where its backward reads a tensor twice."""
         self._ways: set[int] = set()
         """Numbers of tensors that its calls have saved."""
         self.excluded: set[str] = set()
@@ -193,9 +196,11 @@ class Layer:
         """
         if n_saved not in self._ways:
             self._ways.add(n_saved)
-            names = operators_of(output, began)
-            if any(name.startswith(_FILLS_LATER) for name in names):
+            nodes = nodes_of(output, began)
+            if any(node.name().startswith(_FILLS_LATER) for node in nodes):
                 self.runs_to_end = True
+            if any(map(is_of_own_function, nodes)):
+                self.has_own_functions = True
 
     def _note_modules(self) -> None:
         has_compiled, has_scripted = code_inside(self.module)

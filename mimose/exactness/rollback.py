@@ -133,6 +133,7 @@ class Rollback:
         """Make the snapshot again, because the model's modules have changed."""
         self._version = -1
         """The findings' version when the snapshot was made."""
+        self._running = running_statistics(self._model.modules())
         self._snapshot = self._make()
 
     @contextmanager
@@ -158,8 +159,7 @@ class Rollback:
     def _make(self) -> Snapshot:
         """Return a snapshot of what a forward changes, not yet taken."""
         layers = (slot for layer in self._layers for slot in layer.may_change())
-        running = running_statistics(self._model.modules())
-        return Snapshot(self._model, [*running, *layers, *self._changing])
+        return Snapshot(self._model, [*self._running, *layers, *self._changing])
 
     def take(self, *, is_planned: bool) -> None:
         """Save what the next forward may change.
@@ -177,8 +177,7 @@ class Rollback:
     def learn(self) -> None:
         """Record what the forward has changed; everything was saved."""
         self._has_compared = all([u.is_known or u.is_kept for u in self._layers])
-        running = running_statistics(self._model.modules())
-        changed, asked = self._snapshot.saved.compare(running)
+        changed, asked = self._snapshot.saved.compare(self._running)
         self._note(changed)
         flags = list(asked.values())
         self._findings.defer(flags, lambda differ: self._note(compress(asked, differ)))

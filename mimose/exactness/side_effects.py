@@ -89,9 +89,7 @@ def saved_random_state(devices: Iterable[torch.device] = ()) -> Callable[[], Non
 
 
 def _casts(kinds: tuple[str, ...]) -> list[dict[str, Any]]:
-    """Return the autocast settings by device type; [] if it is off for all."""
-    if not any(map(torch.is_autocast_enabled, kinds)):
-        return []
+    """Return the autocast settings by device type."""
     return [
         {
             "device_type": kind,
@@ -181,15 +179,14 @@ class Context:
     def as_then(self) -> Iterator[None]:
         """Restore all of it; put back today's settings afterwards."""
         restore_random, flags = saved_random_state(self._devices), flags_now()
-        casts = self._casts
-        if not casts and _casts(self._kinds):
-            casts = [{"device_type": k, "enabled": False} for k in self._kinds]
+        now = _casts(self._kinds)
         try:
             if flags != self._flags:
                 _set_flags(self._flags)
             with contextlib.ExitStack() as stack:
-                for cast in casts:
-                    stack.enter_context(torch.autocast(**cast))
+                for cast, today in zip(self._casts, now, strict=True):
+                    if cast != today:
+                        stack.enter_context(torch.autocast(**cast))
                 yield
         finally:
             restore_random()

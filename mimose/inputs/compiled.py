@@ -29,7 +29,7 @@ from types import CodeType, FunctionType
 from torch import nn
 
 from mimose.exceptions import MimoseError
-from mimose.tensors import operators_of
+from mimose.tensors import nodes_of
 from mimose.torch_private import (
     COMPILED_CALL,
     COMPILED_FROM,
@@ -188,7 +188,7 @@ def code_in_graph(output: object, began: int) -> tuple[bool, bool]:
         output: What a call returned.
         began: What `next_sequence_number` returned before the call.
     """
-    names = operators_of(output, began)
+    names = {node.name() for node in nodes_of(output, began)}
     return (
         any(name.startswith(COMPILED_NODE) for name in names),
         any(name.endswith(SCRIPTED_NODE) for name in names),

@@ -449,6 +449,10 @@ class Describer:
         tables = [parameters_of(module) for module in self._all]
         self._own = tables if all(isinstance(t, dict) for t in tables) else None
         """Each module's parameters; None if a scripted module has them elsewhere."""
+        # Most tables are empty, which is quicker to read.
+        self._empty = [t for t in (*self._inside, *self._buffers) if not t]
+        self._inside = [table for table in self._inside if table]
+        self._buffers = [table for table in self._buffers if table]
         self._structure = self._read_structure()
         self._switches = [m for m in self._all if hasattr(m, "gradient_checkpointing")]
         """Modules with their own checkpointing. To search for them at each new shape
@@ -466,7 +470,7 @@ class Describer:
 
     def is_outdated(self) -> bool:
         """Whether the model's modules or buffers have changed since they were read."""
-        return self._read_structure() != self._structure
+        return any(self._empty) or self._read_structure() != self._structure
 
     def _read_structure(self) -> tuple[list[nn.Module | None], list[str]]:
         inside = itertools.chain.from_iterable(map(dict.values, self._inside))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 import weakref
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -72,10 +73,14 @@ class BudgetChecks:
         Raises:
             InfeasibleBudgetError: One has, with everything recomputed.
         """
-        state_bytes = float(self._engine.optimizers.state_bytes)
         peaks = self._engine.policy.least_peaks
+        most = self._engine.memory_limit.budget_bytes + self._slack_bytes
+        # To read an optimizer's state takes as long as to make a plan.
+        if peaks.bound(step_input, start_bytes, math.inf) <= most:
+            return
+        state_bytes = float(self._engine.optimizers.state_bytes)
         least = peaks.bound(step_input, start_bytes, state_bytes)
-        if least > self._engine.memory_limit.budget_bytes + self._slack_bytes:
+        if least > most:
             self._raise(self.error(least, start_bytes))
 
     def raise_if_expected(

@@ -78,6 +78,18 @@ def test_rows_that_follow_lengths(tmp_path):
     assert row["tokens_per_second_all"] > 0.0
 
 
+@pytest.mark.sim
+@pytest.mark.slow
+def test_two_models_train_by_turns(tmp_path):
+    """Each row tells what both models' steps took, of the same batch."""
+    options = ["--parts", "full", "--workloads", "bert-large", "--steps", "2"]
+    main(["host", *options, "--out", str(tmp_path)])
+
+    rows = common.read(tmp_path / "host.csv")
+    assert [0, 1] == [row["step"] for row in rows]
+    assert all(min(row["seconds"], row["other_seconds"]) > 0.0 for row in rows)
+
+
 # ------------------------------------------------------------------ in this process
 
 _GPT2 = models.ModelSpec("gpt2", {"batch": (4, 4), "length": (32, 192)})

@@ -85,6 +85,7 @@ _CHANGES = {
     "put in": lambda layer: setattr(layer, "extra", 2.0),
     "taken out": _put_away,
     "module": lambda layer: setattr(layer, "a", layer.b),
+    "hook": lambda layer: layer.a.register_forward_hook(lambda _, __, out: 2.0 * out),
 }
 
 
