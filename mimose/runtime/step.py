@@ -414,7 +414,8 @@ class Step:
         """Estimate, as its forward ends, up to which level its backward grows.
 
         Without a prediction each layer is taken to need twice as much as in its
-        forward. None if more forwards follow.
+        forward: its tensors once more, and as many gradients. None if more forwards
+        follow.
 
         Args:
             peak_bytes: The highest level since the last reset.
@@ -658,7 +659,7 @@ class Steps:
             self._window = None
         if step.has_wall:
             # An evaluation or an optimizer step since then may have lifted the limit.
-            self._memory_limit.raise_wall()
+            self._memory_limit.raise_wall(keeps_grace=True)
         # Queued twice, to run after callbacks queued since (FSDP2 reduces gradients).
         queue_callback(partial(queue_callback, partial(self._end_backward, window)))
 
