@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
@@ -42,6 +43,28 @@ def nodes_of(output: object, began: int) -> set[Any]:
             seen.add(node)
             left.extend(before for before, _ in node.next_functions)
     return seen
+
+
+def is_newer(tensor: torch.Tensor, began: int) -> bool:
+    """Whether a tensor has a graph, and was made since.
+
+    Args:
+        tensor: The tensor.
+        began: What `next_sequence_number` returned then, in this thread.
+    """
+    node = tensor.grad_fn
+    return node is not None and sequence_number(node) >= began
+
+
+def is_graph_held(began: int) -> bool:
+    """Whether anything in Python holds a tensor with its graph that was made since.
+
+    Args:
+        began: What `next_sequence_number` returned then, in this thread.
+    """
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, torch.Tensor)}
+    return any(is_newer(o, began) for o in objects if type(o) in kinds)
 
 
 def storages_in(tree: object) -> dict[int, torch.UntypedStorage]:

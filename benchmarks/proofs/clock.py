@@ -75,7 +75,7 @@ def _seen() -> dict[str, float]:
 
 def _price(rows: list[Row]) -> float:
     """Return the price of an operator that fits best, the errors being relative."""
-    work = np.array([row["n_issued"] for row in rows])
+    work = np.array([row["n_operators"] for row in rows])
     rest = np.array([row["fixed_seconds"] for row in rows])
     seen = np.array([row["measured_seconds"] for row in rows])
     share, target = work / seen, (seen - rest) / seen
@@ -100,17 +100,13 @@ def work(task: Task) -> Rows:
     means = {
         name: mean(getattr(c, name) for c in late) or 0.0 for name in late[0]._fields
     }
-    n_python = n_regions(run.model) * CALLS["checkpoint"]
+    python = n_regions(run.model) * CALLS["checkpoint"]
     plans = means["n_attention_plans"] * CARDS[task["card"]].attention_plan
     yield {
         **{name: task[name] for name in ("workload", "gib", "card")},
         "device_seconds": means["kernels"] + means["allocator"],
         "user_seconds": means["user"],
         "n_operators": means["n_kernels"] - means["n_listed"] + means["n_views"],
-        "n_issued": means["n_kernels"]
-        - means["n_listed"]
-        + means["n_views"]
-        + n_python,
         "n_attention_plans": means["n_attention_plans"],
-        "fixed_seconds": means["n_listed"] * HOST.listed + plans,
+        "fixed_seconds": python + means["n_listed"] * HOST.listed + plans,
     }

@@ -1,8 +1,10 @@
 """What Python that is no operator takes of the user's clock.
 
-Each price is in operators of the bare model: the microseconds of a call, divided by the
-bare model's for each operator, measured in one run by one command
-(``python -m benchmarks.proofs host``, 2026-11-28, torch 2.13, transformers 5.23).
+Each price is CPU time, measured in one run by one command (2026-11-28, torch 2.13,
+transformers 5.23: ``python -m benchmarks.proofs host --workloads bert-large``), and
+taken to be the same on the H200's host. As shares of the bare model's time prices would be five
+times as high, for an operator takes 5 µs on the hollow card and 23 on the H200: then
+`benchmarks.proofs clock` is 13 to 73% too slow.
 """
 
 from __future__ import annotations
@@ -13,21 +15,25 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 import mimose
-from benchmarks.sim.hollow import HOST, pass_on_host
+from benchmarks.sim.hollow import pass_on_host
 
 __all__ = ["CALLS", "of_checkpointing", "of_session"]
 
+_AGAIN = 432e-6
+"""A layer's second run, whose operators the clock charges already."""
 CALLS: Mapping[str, float] = {
-    "checkpoint": 40.0,
-    "step": 60.0,
-    "plan": 150.0,
-    "keep": 4.0,
-    "recompute": 18.0,
-    "selective": 40.0,
-    "measure": 60.0,
+    "checkpoint": 1148e-6 - _AGAIN,
+    "step": 1892e-6,
+    "plan": 1610e-6,
+    "lesson": (837 + 542) * 1e-6,
+    "keep": 12e-6,
+    "recompute": 982e-6 - _AGAIN,
+    "selective": 1706e-6 - _AGAIN,
+    "measure": 1507e-6 - _AGAIN - 1892e-6 / 24,
 }
-"""By what runs: a region of transformers' checkpointing; a step of a session, and one
-whose plan is new; a layer call by its action; one in a step that measures."""
+"""Seconds by what runs: a region of transformers' checkpointing; a step of a session,
+one whose plan is new, one that measures (with its fit); a layer call by its action; one
+that is measured."""
 _MEASURES = "collect"
 
 
@@ -39,7 +45,7 @@ def n_regions(model: nn.Module) -> int:
 def of_checkpointing(model: nn.Module) -> Callable[[], None]:
     """Return what charges a step in which transformers checkpoints every layer."""
     n = n_regions(model)
-    return lambda: pass_on_host(n * CALLS["checkpoint"] * HOST.python)
+    return lambda: pass_on_host(n * CALLS["checkpoint"])
 
 
 def of_session(session: mimose.Session) -> Callable[[], None]:
@@ -53,10 +59,11 @@ def of_session(session: mimose.Session) -> Callable[[], None]:
             return
         record = session.records[-1]
         names = record.actions
+        seconds = CALLS["step"] + CALLS["plan"] * (not record.cache_hit)
         if record.phase == _MEASURES:
             names = ("measure",) * len(names)
-        n = CALLS["step"] + CALLS["plan"] * (not record.cache_hit)
-        n += sum(CALLS.get(name, CALLS["selective"]) for name in names)
-        pass_on_host(n * HOST.python)
+            seconds += CALLS["lesson"]
+        seconds += sum(CALLS.get(name, CALLS["selective"]) for name in names)
+        pass_on_host(seconds)
 
     return charge

@@ -112,7 +112,7 @@ class Host:
     """and each tensor of an operator of lists, as optimizers use them."""
 
 
-HOST = Host(25e-6, 25e-6, 25e-6, 0.8e-6)
+HOST = Host(23e-6, 23e-6, 23e-6, 0.8e-6)
 """The host of the H200: see `benchmarks.proofs clock`."""
 
 

@@ -46,7 +46,7 @@ from mimose.torch_private import (
 Key: TypeAlias = tuple[int, str]
 """The place of a tensor: its table, by identity, and its name there."""
 
-_INTERNAL = frozenset(vars(nn.Module()))
+INTERNAL = frozenset(vars(nn.Module()))
 """Attributes of a module that are torch's own tables."""
 _LEARNS = operator.attrgetter("requires_grad")
 _DICTS = (dict, OrderedDict, defaultdict, Counter)
@@ -100,7 +100,7 @@ class State:
         self._contents: list[Any] = []
         for table, copied in zip(tables, self._copies, strict=True):
             for name, value in copied.items():
-                if name not in _INTERNAL:
+                if name not in INTERNAL:
                     self._note(table, copied, name, value)
         self.tensors.update(((id(t), ""), t) for t in others)
         self._all = list(self.tensors.values())
@@ -207,7 +207,7 @@ def held_objects(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
     found: dict[int, dict[str, Any]] = {}
     for module in modules:
         for name, value in vars(module).items():
-            if name not in _INTERNAL and not isinstance(value, _NO_OBJECTS):
+            if name not in INTERNAL and not isinstance(value, _NO_OBJECTS):
                 own = _own_attributes(value)
                 if own is not None:
                     found[id(own)] = own

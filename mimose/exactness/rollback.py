@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mimose.exactness.findings import Findings
-from mimose.exactness.guard import Key, State, held_objects
+from mimose.exactness.guard import INTERNAL, Key, State, held_objects
 from mimose.exactness.layer import Layer
 from mimose.exactness.side_effects import (
     SavedTensors,
@@ -22,7 +22,7 @@ from mimose.exactness.side_effects import (
     saved_random_state,
     tensor_slots,
 )
-from mimose.tensors import version
+from mimose.tensors import is_newer, tensors_in, version
 from mimose.torch_private import (
     buffers_of,
     cached_parametrizations,
@@ -190,9 +190,23 @@ class Rollback:
         """Whether the forward has changed a tensor that `restore` cannot restore."""
         return self._snapshot.has_missed()
 
-    def restore(self) -> None:
-        """Restore everything, tensors in place."""
+    def restore(self, began: int | None = None) -> None:
+        """Restore everything, tensors in place.
+
+        An attribute that held a tensor with its graph cannot be: it is deleted if the
+        forward has set it, which sets it again.
+
+        Args:
+            began: What `next_sequence_number` returned before a forward that runs
+                again; None if no such attribute matters.
+        """
         self._snapshot.restore()
+        if began is None:
+            return
+        for table in map(vars, self._model.modules()):
+            for name in table.keys() - INTERNAL:
+                if any(is_newer(t, began) for t in tensors_in(table[name])):
+                    del table[name]
 
     def _note(self, slots: Iterable[TensorSlot]) -> None:
         new = set(slots) - self._changing

@@ -167,9 +167,6 @@ _EXPANDABLE_PRIOR = 1.08
 """The first allowance for fragmentation with expandable segments."""
 _EXPANDABLE_RATIO, _WORTH_SAYING = 1.02, 1.1
 """What the allowance becomes with them, and from which one on a message says so."""
-_MUCH, _WORKSPACE_BYTES = 0.25, 2**26
-"""A forward's graph is held if this share of its bytes is, and more than libraries hold
-from their first call on."""
 _AMPLE, _ENOUGH = 2.0, 1.1
 """Free bytes for each byte that a backward needs, before and after cached segments are
 freed. The allocator rounds requests up, in expandable segments to whole granules."""
@@ -253,8 +250,12 @@ class MemoryLimit:
         most = min(self.budget_bytes, self._limit.bytes)
         return Memory(most, float(start_bytes), 0.0, host_budget_bytes)
 
-    def raise_wall(self) -> None:
-        """Make the allocator enforce the budget, if it can."""
+    def raise_wall(self, *, keeps_grace: bool = False) -> None:
+        """Make the allocator enforce the budget, if it can.
+
+        Args:
+            keeps_grace: Whether what `allow_grace` has allowed holds on.
+        """
 
     def drop_wall(self) -> None:
         """Restore the user's own limit. A second call does nothing."""
@@ -286,12 +287,8 @@ class MemoryLimit:
         del level_bytes, block_bytes
         return True
 
-    def still_holds(self) -> bool:
-        """Whether much of what a forward has made is held after its release."""
-        return False
-
     def allow_grace(self, grace_bytes: int) -> bool:
-        """Let the rest of this step pass the budget, as a last resort.
+        """Let the backward pass the budget, as a last resort.
 
         Args:
             grace_bytes: By how much.
@@ -351,7 +348,7 @@ class ReservedMemoryLimit(MemoryLimit):
         is_expandable = has_expandable_segments()
         self._has_warned = is_expandable
         self._grace_bytes = 0
-        """By how much the present step may pass the budget."""
+        """By how much the backward to come may pass the budget."""
         self._granule = _SEGMENT_BYTES if is_expandable else 0
         """An expandable segment grows by whole granules, the last one past the wall."""
         prior = (_EXPANDABLE_PRIOR,) if is_expandable else ()
@@ -392,7 +389,6 @@ class ReservedMemoryLimit(MemoryLimit):
     def begin(self) -> tuple[int, Peaks]:
         """Return the requested bytes at a step's start, and the peaks before it."""
         peaks = self.fold()
-        self._grace_bytes = 0
         self._note_out_of_memory()
         if self._wall is not None and self._usage.reserved_bytes > self.budget_bytes:
             torch.accelerator.empty_cache()
@@ -420,8 +416,10 @@ class ReservedMemoryLimit(MemoryLimit):
     def _wall_bytes(self) -> int:
         return self.budget_bytes - min(self._granule, self.budget_bytes // 8)
 
-    def raise_wall(self) -> None:
+    def raise_wall(self, *, keeps_grace: bool = False) -> None:
         """Make the allocator enforce the budget."""
+        if not keeps_grace:
+            self._grace_bytes = 0
         if self._wall is not None and not self._is_closed:
             self._wall.stand(self._wall_bytes + self._grace_bytes)
 
@@ -480,19 +478,12 @@ class ReservedMemoryLimit(MemoryLimit):
             self._noted_ooms = self._read().n_ooms
         return True
 
-    def still_holds(self) -> bool:
-        """Whether much of what a forward has made is held after its release."""
-        start = self._start.requested_bytes
-        made = self._usage.requested_bytes - start
-        held = self._read().requested_bytes - start
-        return held > max(_MUCH * made, _WORKSPACE_BYTES)
-
     def allow_grace(self, grace_bytes: int) -> bool:
-        """Let the rest of this step pass the budget, as a last resort."""
+        """Let the backward pass the budget, as a last resort."""
         if self._wall is None or not self._wall.stands or not grace_bytes:
             return False
         self._grace_bytes = grace_bytes
-        self.raise_wall()
+        self.raise_wall(keeps_grace=True)
         return True
 
     def observe(self) -> None:

@@ -38,9 +38,10 @@ class _Editing(nn.Sequential):
 class _Training:
     """Layers, an optimizer, and a loop in which no step is repeated."""
 
-    def __init__(self, n_layers=6, width=256, kind=nn.Sequential):
+    def __init__(self, n_layers=6, width=256, kind=nn.Sequential, n_classes=0):
         torch.manual_seed(0)
-        self.model = kind(*(_Layer(width) for _ in range(n_layers))).to("sim")
+        head = [nn.Linear(width, n_classes)] if n_classes else []
+        self.model = kind(*(_Layer(width) for _ in range(n_layers)), *head).to("sim")
         self.optimizer = torch.optim.AdamW(self.model.parameters())
         self.width, self.grads = width, []
 
@@ -103,24 +104,58 @@ def test_a_forward_without_room_for_its_backward_runs_again(sim):
     assert training.grads == _bare(LENGTHS * 2)
 
 
-def test_outputs_that_a_hook_keeps_are_never_counted_twice(sim):
-    """A forward whose graph is held does not run again; the loop gets an error."""
+class _Remembering(nn.Sequential):
+    """Keeps what its layers return, in an attribute."""
+
+    def forward(self, x):
+        self.outputs = []
+        for layer in self:
+            self.outputs.append(x := layer(x))
+        return x
+
+
+def _train_until_a_forward_runs_again(sim, training, clear):
+    """Train within gaps, and return how many forwards have run again."""
     sim.set_hollow(sim.CARDS["h100"])
-    training, kept = _Training(16, 1024), []
-    for layer in training.model:
-        layer.register_forward_hook(lambda *args: kept.append(args[-1]))
     with mimose.attach(training.model, "6GiB", refine=False) as session:
         for length in (400, 300, 350, 450, 380, 420, 410, 390):
             training.step(length)
-            kept.clear()
+            clear()
         gaps = [torch.empty(MIB, dtype=torch.int8, device="sim") for _ in range(3000)]
         del gaps[::2]
-        with pytest.raises(mimose.MimoseError, match="still held"):
-            for length in range(500, 1500, 50):
-                training.step(length)
-                assert len(kept) == 16
-                kept.clear()
-        session.detach()
+        for length in range(500, 1000, 50):
+            training.step(length)
+            clear()
+            if n := session.summary().retries:
+                return n
+    return 0
+
+
+def test_outputs_that_a_hook_keeps_are_never_counted_twice(sim):
+    """A forward whose graph is held does not run again; the loop gets an error."""
+    training, kept = _Training(16, 1024), []
+
+    def keep(layer, inputs, output):
+        kept.append(output.mean())
+
+    training.model[0].register_forward_hook(keep)
+    with pytest.raises(mimose.MimoseError, match="still held"):
+        _train_until_a_forward_runs_again(sim, training, kept.clear)
+    assert len(kept) == 1
+
+
+def test_a_forward_runs_again_though_detached_outputs_are_kept(sim):
+    """They are in no graph, so no gradient counts twice."""
+    training, kept = _Training(16, 1024), []
+    for layer in training.model:
+        layer.register_forward_hook(lambda *args: kept.append(args[-1].detach()))
+    assert _train_until_a_forward_runs_again(sim, training, kept.clear) > 0
+
+
+def test_a_forward_runs_again_though_the_model_remembers_outputs(sim):
+    """Its forward sets these attributes again."""
+    training = _Training(16, 1024, kind=_Remembering)
+    assert _train_until_a_forward_runs_again(sim, training, lambda: None) > 0
 
 
 @pytest.mark.parametrize("grace", ["64MiB", 0])
@@ -146,6 +181,71 @@ def test_a_backward_uses_the_grace_if_its_forward_cannot_run_again(sim, grace):
         assert (0 < max(over) <= 64 * MIB) == bool(grace)
     del gaps
     assert sim.get_per_process_memory_fraction() == 1.0
+
+
+def test_no_forward_may_use_the_grace_of_an_earlier_one(sim):
+    """It is for a backward, which has not come yet; a forward can run again."""
+    training = _Training(kind=_Editing)
+
+    def forward(length):
+        return training.model(torch.zeros(8, length, training.width, device="sim"))
+
+    def wall():
+        return round(sim.get_per_process_memory_fraction() * 80 * 1024)
+
+    with mimose.attach(training.model, "110MiB", grace="64MiB", refine=False):
+        for length in LENGTHS:
+            training.step(length)
+        sim.empty_cache()
+        gaps = _gaps(10)
+        for length in LENGTHS:
+            output = forward(length)
+            if wall() == 174:
+                break
+            output.square().mean().backward()
+            training.optimizer.zero_grad()
+        assert wall() == 174
+        walls = []
+        training.model[2].register_forward_hook(lambda *_: walls.append(wall()))
+        forward(16)
+        assert walls == [110]
+        assert output.requires_grad  # still held
+    del gaps
+
+
+def test_forwards_that_run_again_in_vain_become_rare(sim):
+    """All steps recompute everything, and gaps leave too little room in each."""
+    sim.set_total_memory(5063 * MIB)
+    sim.set_hollow(sim.CARDS["h100"])
+    training = _Training(n_classes=50_000)
+    with mimose.attach(training.model, 0.98, refine=False) as session:
+        for _ in range(40):
+            training.step(512)
+        again = [record.step for record in session.records if record.retries]
+    assert again == [2, 4, 8, 16, 32]
+    assert sim.memory_stats()["num_ooms"] == 0
+
+
+def test_a_step_that_ran_again_records_each_action_once(sim):
+    """A step without a plan and without a measurement has noted each as it ran."""
+    training, n_left = _Training(), [0]
+
+    def run_out(*_):
+        n_left[0] -= 1
+        if not n_left[0]:
+            message = "Tried to allocate 1.00 GiB"
+            raise torch.OutOfMemoryError(message)
+
+    training.model[4].register_forward_hook(run_out)
+    with mimose.attach(training.model, "110MiB", refine=False) as session:
+        for n_left[0] in (0, 0, 0, 1):
+            x = torch.zeros(8, 64, training.width, device="sim")
+            loss = training.model(x).square().mean()
+            for keeps in (True, False):
+                loss.backward(retain_graph=keeps)
+        record = session.records[-1]
+    assert (record.retries, record.reason) == (1, "two backwards")
+    assert len(record.actions) == len(training.model)
 
 
 def test_a_recomputation_that_runs_out_of_memory_runs_again(sim):
