@@ -76,13 +76,16 @@ class Trials:
     """Trains epochs of one workload on one card, as often as asked.
 
     Args:
-        task: ``place``, ``card``, ``device``, ``seed`` and ``steps``.
+        task: ``place``, ``card``, ``device``, ``seed``, ``steps``, and
+            ``pad_to_multiple_of``, what padded lengths of the sampler's own batches are
+            rounded up to; 1 for none.
     """
 
     def __init__(self, task: Mapping[str, Any]) -> None:
         self.place = PLACES[task["place"]]
         workload, self.actions = self.place.workload, self.place.actions
         self.seed, self.most_steps = task["seed"], task["steps"]
+        self.multiple = task["pad_to_multiple_of"] if task["part"] == "c" else 1
         self.samples = list(workload.sizes(self.place.n_samples, self.seed))
         self.run = build(workload, {**task, "gib": self.place.gib})
         self.run.train(tuple(low for low, _ in workload.spans), 1)
@@ -123,7 +126,7 @@ class Trials:
         """Return the sizes of a batch: the sums of its lengths, or the largest."""
         if self.place.adds:
             return tuple(map(sum, zip(*group, strict=True)))
-        return padded(group)
+        return padded(group, self.multiple)
 
     def try_out(
         self,
@@ -151,7 +154,7 @@ class Trials:
             if self.session is not None:
                 summary = self.session.summary()
                 told = {"over": summary.steps_over, "reruns": summary.retries}
-        found = numbers(steps, warm, why, adds=self.place.adds)
+        found = numbers(steps, warm, why, self.sizes, adds=self.place.adds)
         return {"strategy": strategy, "size": size, **found, **told}
 
     def heaviest_first(self, part: str, size: int) -> list[Group]:
@@ -213,16 +216,20 @@ class Trials:
         """Yield the sampler's batches; note how many it took to settle."""
         columns = map(list, zip(*self.samples, strict=True))
         lengths = dict(zip(self.place.names, columns, strict=False))
-        sampler = mimose.BatchSampler(lengths, self.session, seed=self.seed)
+        multiple = self.multiple if self.multiple > 1 else None
+        sampler = mimose.BatchSampler(
+            lengths, self.session, seed=self.seed, pad_to_multiple_of=multiple
+        )
         for batch in sampler:
             if sampler.is_settled and self.settled is None:
                 self.settled = sampler.n_drawn
             yield [self.samples[at] for at in batch]
 
 
-def padded(group: Group) -> Sizes:
-    """Return the lengths of a batch of such samples."""
-    return tuple(map(max, zip(*group, strict=True)))
+def padded(group: Group, multiple: int = 1) -> Sizes:
+    """Return the lengths of a batch of such samples, rounded up to a multiple."""
+    longest = map(max, zip(*group, strict=True))
+    return tuple(-(-length // multiple) * multiple for length in longest)
 
 
 def of_tokens(samples: Iterable[Sizes], most: int) -> Iterator[Group]:
@@ -242,7 +249,12 @@ def of_tokens(samples: Iterable[Sizes], most: int) -> Iterator[Group]:
 
 
 def numbers(
-    steps: Sequence[tuple[Group, float]], warm: int, why: str, *, adds: bool = False
+    steps: Sequence[tuple[Group, float]],
+    warm: int,
+    why: str,
+    sizes: Callable[[Group], Sizes],
+    *,
+    adds: bool = False,
 ) -> dict[str, Any]:
     """Return what a row says of steps.
 
@@ -250,6 +262,7 @@ def numbers(
         steps: Batches, and the card's seconds.
         warm: How many of the first the rate leaves out.
         why: What ended them; "" for nothing.
+        sizes: Returns the sizes of a batch.
         adds: Whether batches have no padding.
     """
 
@@ -257,7 +270,7 @@ def numbers(
         if adds:
             return 0.0
         real = sum(sum(map(of, group)) for group, _ in steps)
-        held = sum(len(group) * of(padded(group)) for group, _ in steps)
+        held = sum(len(group) * of(sizes(group)) for group, _ in steps)
         return 1.0 - real / held if held else None
 
     def rate(of: Sequence[tuple[Group, float]]) -> float | None:
@@ -275,6 +288,7 @@ def numbers(
         "rows": sum(len(group) for group, _ in late) / len(late) if late else None,
         "padding": share(sum),
         "first_padding": share(lambda sizes: sizes[0]),
+        "shapes": len({(len(group), *sizes(group)) for group, _ in steps}),
         "n_steps": len(steps),
         "ooms": int(bool(why)),
         "why": why,
