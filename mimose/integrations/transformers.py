@@ -24,6 +24,7 @@ import numpy as np
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from mimose.arguments import check_integer
 from mimose.batch_sampler import BatchSampler
 from mimose.budget import Budget
 from mimose.exceptions import CheckpointingConflictError, MimoseError, NoUnitsError
@@ -284,7 +285,12 @@ def fill_budget(
         The class. Its ``get_train_dataloader`` raises `MimoseError` if gradients are
         accumulated, no lengths are found or not one for each sample, or the dataset has
         no index.
+
+    Raises:
+        ValueError: `pad_to_multiple_of` is not an integer of at least 1.
     """
+    if pad_to_multiple_of is not None:
+        check_integer(_MULTIPLE, pad_to_multiple_of)
 
     class Filling(trainer_class):  # type: ignore[valid-type,misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
