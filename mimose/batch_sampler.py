@@ -85,9 +85,10 @@ _STILL_SMALL = 64
 _GRID = sorted({round(1.03**k) for k in range(400)})
 """Numbers of rows that the sampler considers."""
 _LADDER = np.array([*range(1, 6), *(m << k for k in range(20) for m in range(6, 12))])
-"""Numbers of rows with `pad_to_multiple_of`, six a doubling. BERT-large in 16 GiB
-with multiples of 8 had 79 shapes in 300 batches and 97.3% of the tokens a second; with
-four a doubling 79 to 81 and 96.9%, with eight 82 to 89 and 97.9%."""
+"""Numbers of rows with `pad_to_multiple_of`, six a doubling. With multiples of 8,
+BERT-large in 16 GiB had 79 and 73 shapes in 300 batches (seeds 1 and 2), and 97.3% and
+96.9% of the tokens a second without; with four a doubling 79 and 80 shapes, 96.9% and
+97.0%, with eight 75 and 84, 97.1% and 98.1% (`python -m benchmarks.fill`)."""
 
 _Ints: TypeAlias = NDArray[np.int64]
 _Table: TypeAlias = list[int] | None
