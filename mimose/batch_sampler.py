@@ -19,6 +19,12 @@ The sampler tells `session.collation` what it draws, and that learns which sizes
 model's inputs follow. Whatever it has learned, a batch of several samples has at most
 twice the samples, and twice the tokens, of the largest batch that was trained. While
 that limits the rows, a round has one batch, one of the largest.
+
+Note: [A ladder of rows]
+With `pad_to_multiple_of` the sampler takes lengths as the collator rounds them up, and
+numbers of rows from a ladder. So a padded length has one number of rows, which rarely
+changes with the table. The ladder has twice each of its numbers: where twice what was
+trained limits a batch, it costs nothing.
 """
 
 from __future__ import annotations
@@ -78,6 +84,11 @@ _STILL_SMALL = 64
 """If batches are still small after this many, a warning gives the reason."""
 _GRID = sorted({round(1.03**k) for k in range(400)})
 """Numbers of rows that the sampler considers."""
+_LADDER = np.array([*range(1, 6), *(m << k for k in range(20) for m in range(6, 12))])
+"""Numbers of rows with `pad_to_multiple_of`, six a doubling. With multiples of 8,
+BERT-large in 16 GiB had 79 and 73 shapes in 300 batches (seeds 1 and 2), and 97.3% and
+96.9% of the tokens a second without; with four a doubling 79 and 80 shapes, 96.9% and
+97.0%, with eight 75 and 84, 97.1% and 98.1% (`python -m benchmarks.fill`)."""
 
 _Ints: TypeAlias = NDArray[np.int64]
 _Table: TypeAlias = list[int] | None
@@ -151,6 +162,9 @@ class BatchSampler(Sampler[list[int]]):
             by itself.
         drop_last: Whether all batches are full, and as many on each rank. The samples
             that are left out for that are drawn anew in each epoch.
+        pad_to_multiple_of: To what your collator rounds padded lengths up. Then batches
+            have few different shapes: Note: [A ladder of rows]. None if it does not, or
+            nothing is padded.
         rank: This process's rank; None to ask `torch.distributed`.
         world_size: The number of ranks; None to ask `torch.distributed`.
 
@@ -170,17 +184,24 @@ class BatchSampler(Sampler[list[int]]):
         max_rows: int | None = None,
         max_tokens: int | None = None,
         drop_last: bool = False,
+        pad_to_multiple_of: int | None = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
         by_name = lengths if isinstance(lengths, Mapping) else {"lengths": lengths}
         self._names = list(lengths) if isinstance(lengths, Mapping) else []
         columns = [_checked(name, column) for name, column in by_name.items()]
-        self._lengths: _Ints = np.stack(columns, axis=1)
-        self._max_rows, self._max_tokens = (
-            limit if limit is None else check_integer(name, limit)
-            for name, limit in (("max_rows", max_rows), ("max_tokens", max_tokens))
+        self._max_rows, self._max_tokens, self._multiple = (
+            number if number is None else check_integer(name, number)
+            for name, number in (
+                ("max_rows", max_rows),
+                ("max_tokens", max_tokens),
+                ("pad_to_multiple_of", pad_to_multiple_of),
+            )
         )
+        multiple = self._multiple or 1
+        self._lengths: _Ints = -(-np.stack(columns, axis=1) // multiple) * multiple
+        """(n_samples, n_names) As the collator rounds them up."""
         check_switches(shuffle=shuffle, drop_last=drop_last)
         if session is not None and not hasattr(session, "forecast"):
             msg = f"session must be what mimose.attach returned, got {session!r}"
@@ -201,7 +222,7 @@ class BatchSampler(Sampler[list[int]]):
         self._seed = check_integer("seed", seed, 0)
         self._shuffle, self._drop_last = bool(shuffle), bool(drop_last)
         self._rank, self._world_size = rank, world_size
-        self._anchors = [_anchors(column, len(columns) > 1) for column in columns]
+        self._anchors = [_anchors(own, len(columns) > 1) for own in self._lengths.T]
         self._at_anchors = np.array(list(itertools.product(*self._anchors)))
         """(n_anchors, n_names) Every combination of the anchors."""
         tokens = self._lengths.sum(axis=1)
@@ -412,6 +433,8 @@ class BatchSampler(Sampler[list[int]]):
         """
         own = self._description()
         its = state.get("of") if isinstance(state, Mapping) else None
+        if isinstance(its, Mapping):  # an older one has no multiple
+            its = {"pad_to_multiple_of": None, **its}
         if its != own:
             msg = (
                 f"the state belongs to another sampler, with {its}; this one has "
@@ -449,6 +472,7 @@ class BatchSampler(Sampler[list[int]]):
             "drop_last": self._drop_last,
             "max_rows": self._max_rows,
             "max_tokens": self._max_tokens,
+            "pad_to_multiple_of": self._multiple,
             "world_size": self._world_size,
         }
 
@@ -617,6 +641,9 @@ class BatchSampler(Sampler[list[int]]):
             rows = np.minimum(rows, self._max_tokens / tokens)
         most = min(self._max_rows or math.inf, limit)
         limited: NDArray[np.float64] = rows.clip(1.0, most)
+        if self._multiple is not None:
+            rungs = _LADDER[np.searchsorted(_LADDER, limited, "right") - 1]
+            limited = np.where(limited < most, rungs, limited)
         return limited
 
     # ------------------------------------------------------------------ tables

@@ -1,5 +1,6 @@
 """Batches whose rows follow their lengths: epochs, ranks, resuming, and growing."""
 
+import collections
 import itertools
 import json
 import math
@@ -48,6 +49,23 @@ def test_an_epoch_has_each_sample_once(lengths, limits):
             assert len(batch) <= (limits["max_rows"] or len(batch))
             tokens = len(batch) * max(lengths[at] for at in batch)
             assert len(batch) == 1 or tokens <= (limits["max_tokens"] or tokens)
+
+
+@settings(deadline=None, max_examples=30)
+@given(_LENGTHS, _LIMITS, st.sampled_from([1, 2, 8, 16]))
+def test_a_padded_length_has_one_number_of_rows(lengths, limits, multiple):
+    """Within the limits as the collator pads; only an epoch's last batch has fewer."""
+    sampler = mimose.BatchSampler(lengths, pad_to_multiple_of=multiple, **limits)
+    batches = list(sampler)
+    assert list(range(len(lengths))) == sorted(at for batch in batches for at in batch)
+    rows = collections.defaultdict(collections.Counter)
+    for batch in batches:
+        padded = _up(max(lengths[at] for at in batch), multiple)
+        rows[padded][len(batch)] += 1
+        assert len(batch) <= (limits["max_rows"] or len(batch))
+        tokens = len(batch) * padded
+        assert len(batch) == 1 or tokens <= (limits["max_tokens"] or tokens)
+    assert sum(map(len, rows.values())) <= len(rows) + 1
 
 
 @settings(deadline=None, max_examples=30)
@@ -243,6 +261,7 @@ def test_what_cannot_be_drawn_from_is_an_error():
         {"max_rows": 0},
         {"max_rows": "8"},
         {"shuffle": "false"},
+        {"pad_to_multiple_of": 0},
         {"rank": 2, "world_size": 2},
     ):
         with pytest.raises(ValueError):
@@ -250,6 +269,9 @@ def test_what_cannot_be_drawn_from_is_an_error():
     other = mimose.BatchSampler([1, 2, 3, 4]).state_dict()
     with pytest.raises(mimose.StateMismatchError, match="samples"):
         mimose.BatchSampler([1, 2, 3]).load_state_dict(other)
+    with pytest.raises(mimose.StateMismatchError, match="'pad_to_multiple_of': 8"):
+        mimose.BatchSampler([1, 2, 3, 4], pad_to_multiple_of=8).load_state_dict(other)
+    del other["of"]["pad_to_multiple_of"]  # an older mimose has none
     ahead = mimose.BatchSampler([1, 2, 3, 4])
     ahead.load_state_dict({**other, "epoch": 3})
     with pytest.raises(mimose.MimoseError, match="epoch 3"):  # a loader counts from 0

@@ -22,6 +22,8 @@ rates are samples a second of whole epochs (`--steps 3000`), and a keeps everyth
     python -m benchmarks.fill
     python -m benchmarks.fill --places texts graphs time-first --parts a c --steps 3000
     python -m benchmarks.fill --places t5-large-24 --parts c --resume
+    python -m benchmarks.fill --places bert-large-16 t5-large-24 --parts c \
+        --steps 300 --pad-to-multiple-of 8 --out /tmp/fill
 """
 
 from __future__ import annotations
@@ -48,6 +50,7 @@ OPTIONS = (
     ("--card", {"default": "h100", "help": "h200, h100, a100, rtx4090 or a10"}),
     ("--attention-plans", {"choices": ("yes", "no"), "default": "yes"}),
     common.count("--steps", 150, "a trial, at most"),
+    common.count("--pad-to-multiple-of", 1, "to which padded lengths are rounded up"),
     common.RESUME,
 )
 
@@ -62,6 +65,7 @@ def ask(settings: Settings, options: Options) -> Answer:
                 continue
             task = {**where, "card": options.card, "steps": options.steps}
             task["attention_plans"] = options.attention_plans == "yes"
+            task["pad_to_multiple_of"] = options.pad_to_multiple_of
             task["first"] = _best(answer.rows, place, "b").get("size", 0)
             for told in common.measured("fill", settings, **task):
                 name = f"{place}, {part}, {told['strategy']} {told['size'] or ''}"
@@ -114,4 +118,6 @@ def _line(rows: Iterable[Mapping[str, Any]], place: str) -> dict[str, object]:
         "run again": own("reruns"),
         "over": own("over"),
         "padding": percent(own("first_padding"), 1),
+        "padding of all": percent(own("padding"), 2),
+        "shapes": own("shapes"),
     }

@@ -79,7 +79,9 @@ class Trials:
     """Trains epochs of one workload on one card, as often as asked.
 
     Args:
-        task: ``place``, ``card``, ``device``, ``seed`` and ``steps``.
+        task: ``place``, ``card``, ``device``, ``seed``, ``steps``, and, if they are not
+            ``True`` and 1, ``attention_plans`` and ``pad_to_multiple_of``, to which
+            padded lengths are rounded up.
         place: The place; None for that of `PLACES`.
     """
 
@@ -87,6 +89,7 @@ class Trials:
         self.place = place or PLACES[task["place"]]
         workload, self.actions = self.place.workload, self.place.actions
         self.seed, self.most_steps = task["seed"], task["steps"]
+        self.multiple = task.get("pad_to_multiple_of", 1)
         self.samples = list(workload.sizes(self.place.n_samples, self.seed))
         self.run = build(workload, {**task, "gib": self.place.gib})
         self.run.train(tuple(low for low, _ in workload.spans), 1)
@@ -137,7 +140,7 @@ class Trials:
         """Return the sizes of a batch: the sums of its lengths, or the largest."""
         if self.place.adds:
             return tuple(map(sum, zip(*group, strict=True)))
-        return padded(group)
+        return padded(group, self.multiple)
 
     def try_out(
         self,
@@ -165,7 +168,7 @@ class Trials:
             if self.session is not None:
                 summary = self.session.summary()
                 told = {"over": summary.steps_over, "reruns": summary.retries}
-        found = numbers(steps, warm, why, adds=self.place.adds)
+        found = numbers(steps, warm, why, self.sizes, adds=self.place.adds)
         return {"strategy": strategy, "size": size, **found, **told}
 
     def heaviest_first(self, part: str, size: int) -> list[Group]:
@@ -227,16 +230,20 @@ class Trials:
         """Yield the sampler's batches; note how many it took to settle."""
         columns = map(list, zip(*self.samples, strict=True))
         lengths = dict(zip(self.place.names, columns, strict=False))
-        sampler = mimose.BatchSampler(lengths, self.session, seed=self.seed)
+        multiple = self.multiple if self.multiple > 1 else None
+        sampler = mimose.BatchSampler(
+            lengths, self.session, seed=self.seed, pad_to_multiple_of=multiple
+        )
         for batch in sampler:
             if sampler.is_settled and self.settled is None:
                 self.settled = sampler.n_drawn
             yield [self.samples[at] for at in batch]
 
 
-def padded(group: Group) -> Sizes:
-    """Return the lengths of a batch of such samples."""
-    return tuple(map(max, zip(*group, strict=True)))
+def padded(group: Group, multiple: int = 1) -> Sizes:
+    """Return the lengths of a batch of such samples, rounded up to a multiple."""
+    longest = map(max, zip(*group, strict=True))
+    return tuple(-(-length // multiple) * multiple for length in longest)
 
 
 def of_tokens(samples: Iterable[Sizes], most: int) -> Iterator[Group]:
@@ -256,7 +263,12 @@ def of_tokens(samples: Iterable[Sizes], most: int) -> Iterator[Group]:
 
 
 def numbers(
-    steps: Sequence[tuple[Group, Clock]], warm: int, why: str, *, adds: bool = False
+    steps: Sequence[tuple[Group, Clock]],
+    warm: int,
+    why: str,
+    sizes: Callable[[Group], Sizes],
+    *,
+    adds: bool = False,
 ) -> dict[str, Any]:
     """Return what a row says of steps.
 
@@ -264,6 +276,7 @@ def numbers(
         steps: Batches, and the card's clock.
         warm: How many of the first the rate leaves out.
         why: What ended them; "" for nothing.
+        sizes: Returns the sizes of a batch.
         adds: Whether batches have no padding.
     """
 
@@ -271,7 +284,7 @@ def numbers(
         if adds:
             return 0.0
         real = sum(sum(map(of, group)) for group, _ in steps)
-        held = sum(len(group) * of(padded(group)) for group, _ in steps)
+        held = sum(len(group) * of(sizes(group)) for group, _ in steps)
         return 1.0 - real / held if held else None
 
     def rate(
@@ -293,6 +306,7 @@ def numbers(
         "rows": sum(len(group) for group, _ in late) / len(late) if late else None,
         "padding": share(sum),
         "first_padding": share(lambda sizes: sizes[0]),
+        "shapes": len({(len(group), *sizes(group)) for group, _ in steps}),
         "n_steps": len(steps),
         "ooms": int(bool(why)),
         "why": why,

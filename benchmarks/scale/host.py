@@ -2,9 +2,9 @@
 
 Each price is CPU time, measured in one run by one command (2026-11-28, torch 2.13,
 transformers 5.23: ``python -m benchmarks.proofs host --workloads bert-large``), and
-taken to be the same on the H200's host. As shares of the bare model's time prices would be five
-times as high, for an operator takes 5 µs on the hollow card and 23 on the H200: then
-`benchmarks.proofs clock` is 13 to 73% too slow.
+taken to be the same on the H200's host. As shares of the bare model's time they would
+be five times as high, for an operator takes 5 µs on the hollow card, 23 on the H200:
+then `benchmarks.proofs clock` is 13 to 73% too slow.
 """
 
 from __future__ import annotations

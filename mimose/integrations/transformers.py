@@ -20,9 +20,11 @@ import weakref
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
+import numpy as np
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
+from mimose.arguments import check_integer
 from mimose.batch_sampler import BatchSampler
 from mimose.budget import Budget
 from mimose.exceptions import CheckpointingConflictError, MimoseError, NoUnitsError
@@ -48,6 +50,9 @@ _OF_LOADER = (
     *("multiprocessing_context", "prefetch_factor", "persistent_workers"),
 )
 """What a loader of full batches has in common with the trainer's own."""
+_MULTIPLE = "pad_to_multiple_of"
+_GREATEST = "max_position_embeddings", "max_target_positions", "model_max_length"
+"""What configurations and tokenizers call the greatest length."""
 _CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
 """The new and the old name of a trainer's setting; both have the same value."""
 
@@ -247,6 +252,7 @@ def fill_budget(
     lengths: Any = None,
     max_rows: int | None = None,
     max_tokens: int | None = None,
+    pad_to_multiple_of: int | None = 8,
     **options: Any,
 ) -> type[Trainer]:
     """Return a Trainer class whose batches have as many rows as the budget allows.
@@ -269,13 +275,22 @@ def fill_budget(
             its labels if these have other lengths.
         max_rows: As for `mimose.BatchSampler`.
         max_tokens: As for `mimose.BatchSampler`.
+        pad_to_multiple_of: Set in a copy of the collator, for training only, so that
+            batches have few different shapes. A value that the collator has is kept.
+            None changes nothing, and neither does a collator without this attribute,
+            or a multiple beyond the greatest length of the model or the tokenizer.
         options: All other arguments of `MimoseCallback`.
 
     Returns:
         The class. Its ``get_train_dataloader`` raises `MimoseError` if gradients are
         accumulated, no lengths are found or not one for each sample, or the dataset has
         no index.
+
+    Raises:
+        ValueError: `pad_to_multiple_of` is not an integer of at least 1.
     """
+    if pad_to_multiple_of is not None:
+        check_integer(_MULTIPLE, pad_to_multiple_of)
 
     class Filling(trainer_class):  # type: ignore[valid-type,misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -304,7 +319,8 @@ def fill_budget(
                 )
                 raise MimoseError(msg)
             found = _lengths(self) if lengths is None else lengths
-            for each in found.values() if isinstance(found, Mapping) else (found,):
+            columns = found.values() if isinstance(found, Mapping) else (found,)
+            for each in columns:
                 if len(each) != len(own.dataset):
                     msg = (
                         f"fill_budget: there are {len(each)} lengths and "
@@ -312,16 +328,22 @@ def fill_budget(
                         f"for each sample, in the order of the dataset"
                     )
                     raise MimoseError(msg)
+            collate, multiple = own.collate_fn, pad_to_multiple_of
+            if multiple is not None:
+                longest = int(max(map(np.max, columns)))
+                collate, multiple = _rounding(self, collate, longest, multiple)
             sampler = BatchSampler(
                 found,
                 seed=self.args.seed if (s := self.args.data_seed) is None else s,
                 max_rows=max_rows,
                 max_tokens=max_tokens,
                 drop_last=self.args.dataloader_drop_last,
+                pad_to_multiple_of=multiple,
                 rank=self.args.process_index,
                 world_size=self.args.world_size,
             )
             options = {name: getattr(own, name) for name in _OF_LOADER}
+            options["collate_fn"] = collate
             return _Unsized(own.dataset, batch_sampler=sampler, **options)
 
     Filling.__name__ = Filling.__qualname__ = f"Filling{trainer_class.__name__}"
@@ -362,6 +384,58 @@ def _lengths(trainer: Any) -> Any:
     if found.get("labels") in (None, found[inputs]):
         return found[inputs]
     return {f"{name}.1": lengths for name, lengths in found.items()}
+
+
+def _rounding(
+    trainer: Any, collate: Any, longest: int, multiple: int
+) -> tuple[Any, int | None]:
+    """Return a collator that rounds padded lengths up, and to which multiple.
+
+    Args:
+        trainer: Its model and tokenizer have a greatest length.
+        collate: The loader's, perhaps with the user's collator in it.
+        longest: The longest sample.
+        multiple: What is asked for.
+    """
+    inner = getattr(collate, "data_collator", collate)
+    name = getattr(inner, "__name__", type(inner).__name__)
+    own, why_not = getattr(inner, _MULTIPLE, None), ""
+    if own is None:
+        why_not = _why_not_rounded(trainer, inner, longest, multiple)
+    if trainer.is_world_process_zero():
+        if why_not:
+            _log.info("fill_budget: %s pads without a multiple: %s", name, why_not)
+        else:
+            _log.info(
+                "fill_budget: %s pads to multiples of %d, so that batches have few "
+                "shapes. pad_to_multiple_of=None switches it off",
+                *(name, own or multiple),
+            )
+    if why_not or own is not None:
+        return collate, own
+    rounding = copy.copy(inner)
+    setattr(rounding, _MULTIPLE, multiple)
+    if inner is collate:
+        return rounding, multiple
+    outer = copy.copy(collate)
+    outer.data_collator = rounding
+    return outer, multiple
+
+
+def _why_not_rounded(trainer: Any, inner: Any, longest: int, multiple: int) -> str:
+    """Return why a collator cannot round lengths up; "" if it can."""
+    if not hasattr(inner, _MULTIPLE):
+        return f"it has no {_MULTIPLE}"
+    if getattr(inner, "padding", True) not in (True, "longest"):
+        return "it does not pad to the longest sample"
+    rounded = -(-longest // multiple) * multiple
+    config = getattr(trainer.model, "config", None)
+    parts = [config, *getattr(config, "__dict__", {}).values()]
+    tokenizer = getattr(trainer, "processing_class", None)
+    parts += [tokenizer, getattr(inner, "tokenizer", None)]
+    known = [getattr(part, name, None) for part in parts for name in _GREATEST]
+    passed = [n for n in known if isinstance(n, int) and longest <= n < rounded]
+    return f"{rounded} would pass the greatest length, {passed[0]}" if passed else ""
 
 
 # ------------------------------------------------------------------ the trainer

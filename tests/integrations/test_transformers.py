@@ -1,5 +1,6 @@
 """The callback for the Trainer of transformers."""
 
+import copy
 import dataclasses
 import inspect
 import json
@@ -324,6 +325,64 @@ def test_lengths_that_are_not_those_of_the_dataset(tmp_path):
         )
         with pytest.raises(mimose.MimoseError, match=error):
             trainer.train()
+
+
+@dataclasses.dataclass
+class _Pads:
+    """Pads as the collators of transformers do, and notes the lengths."""
+
+    pad_to_multiple_of: int | None = None
+    seen: ClassVar[list] = []
+
+    def __call__(self, examples):
+        """Collate."""
+        multiple = self.pad_to_multiple_of or 1
+        longest = max(len(example["input_ids"]) for example in examples)
+        first, *rest = examples
+        missing = -(-longest // multiple) * multiple - len(first["input_ids"])
+        padded = {**first, "input_ids": first["input_ids"] + [0] * missing}
+        self.seen.append((longest, len(padded["input_ids"])))
+        return _collate([padded, *rest])
+
+
+@pytest.mark.parametrize(
+    ("collator", "asked", "greatest", "found"),
+    [
+        (_Pads(), 8, 64, 8),
+        (_Pads(), None, 64, None),
+        (_Pads(), 16, 63, None),  # 59 tokens would become 64
+        (_Pads(4), 8, 64, 4),
+        (_collate, 8, 64, None),
+    ],
+    ids=["set", "off", "too long", "the user's", "without"],
+)
+def test_padding_to_a_multiple(tmp_path, caplog, collator, asked, greatest, found):
+    """A copy rounds up, in training alone; a value that is set stays; it is logged."""
+    caplog.set_level("INFO", logger="mimose")
+    before = copy.copy(collator)
+    options = {} if asked == 8 else {"pad_to_multiple_of": asked}
+    model = _model()
+    model.config.max_position_embeddings = greatest
+    trainer = fill_budget(Trainer, "1TiB", **options)(
+        model=model,
+        args=_arguments(tmp_path, max_steps=4),
+        train_dataset=_examples(),
+        eval_dataset=_examples(12),
+        data_collator=collator,
+    )
+    for run, multiple in (
+        (trainer.train, found or 1),
+        (trainer.evaluate, getattr(collator, "pad_to_multiple_of", None) or 1),
+    ):
+        _Pads.seen.clear()
+        run()
+        assert all(-(-n // multiple) * multiple == padded for n, padded in _Pads.seen)
+    assert collator == before
+    sampler = trainer.callback_handler.train_dataloader.batch_sampler
+    assert found == sampler.state_dict()["of"]["pad_to_multiple_of"]
+    logged = [text for text in caplog.messages if "fill_budget" in text]
+    assert (asked is not None) == len(logged)
+    assert all(("pads to multiples of" in text) == bool(found) for text in logged)
 
 
 def _is_layer(module):
