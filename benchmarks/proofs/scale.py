@@ -40,7 +40,7 @@ OPTIONS = (
     common.RESUME,
 )
 _OURS, _FULL = ("whole", "fine"), ("hf", "full")
-_PLACE = "workload", "gib", "expandable"
+_PLACE = "workload", "gib", "expandable", "attention_plans"
 
 
 def ask(settings: Settings, options: Options) -> Answer:
@@ -59,21 +59,37 @@ def ask(settings: Settings, options: Options) -> Answer:
         Bar("mimose's steps over their budget", over, 0),
         Bar("mimose's steps out of memory", ooms, 0),
     ]
+    ratios = [found for row in ours if (found := _whole_ratio(row, rows)) is not None]
+    if ratios:
+        what = "whole run on the user's clock, of checkpointing's"
+        answer.bars += [
+            Bar(f"{what}, mean", sum(ratios) / len(ratios), 0.85, is_share=True),
+            Bar(f"{what}, most", max(ratios), 1.0, is_share=True),
+        ]
     return answer
+
+
+def _whole_ratio(row: Row, rows: Iterable[Row]) -> float | None:
+    """Return a run's time over that of checkpointing everything, if that all fitted."""
+    where = {name: row[name] for name in _PLACE}
+    full = [r for r in rows if r["strategy"] == "hf" and _is_at(r, where)]
+    if row["error"] or not full or full[0]["error"] or full[0]["ooms"]:
+        return None
+    return float(row["user_whole"]) / float(full[0]["user_whole"])
 
 
 def _runs(options: Options) -> Iterator[Row]:
     for workload in options.workloads:
         sizes = options.gib or WORKLOADS[workload].cards
         allocators = _ALLOCATORS[options.expandable]
-        for how in itertools.product(sizes, allocators, options.strategies):
+        plans = (options.attention_plans == "yes",)
+        for how in itertools.product(sizes, allocators, plans, options.strategies):
             yield dict(zip((*_PLACE, "strategy"), (workload, *how), strict=True))
 
 
 def _run(settings: Settings, options: Options, **where: Any) -> Row:
     is_hollow = kind_of(settings.device) == SIM
     where["card"] = options.card if is_hollow else "itself"
-    where["attention_plans"] = options.attention_plans == "yes"
     task = {**where, "is_expandable": where["expandable"], "steps": options.steps}
     try:
         (row,) = common.measured("scale", settings, **task)
@@ -88,6 +104,7 @@ def line(row: Row, rows: Iterable[Row]) -> dict[str, object]:
     where = {name: row[name] for name in _PLACE}
     name = "{workload}, {gib} GiB, {strategy}".format_map(row)
     name += ", segments that grow" * row["expandable"]
+    name += ", no plans of attention" * (not row["attention_plans"])
     if row["error"]:
         return {"run": name, "ms": row["error"]}
     full = [r for r in rows if r["strategy"] in _FULL and _is_at(r, where)]
