@@ -738,7 +738,8 @@ class BatchSampler(Sampler[list[int]]):
                 return _UNFIT - n
             if found.seconds is None:  # recomputation costs more than rows gain
                 return math.log(n) * (1.0 if found.plan.extra_cost == 0.0 else -1.0)
-            return math.log(n / found.seconds) - doubling * math.log2(n)
+            settled = found.seconds - found.first_seconds
+            return math.log(n / settled) - doubling * math.log2(n)
 
         old = min(old, int(most))
         start = int(np.searchsorted(_GRID, old)) if old else 0

@@ -66,6 +66,8 @@ class Forecast:
     takes that the process never had; None if not known."""
     extra_seconds: float | None = None
     """The part of these seconds that the plan adds; None if not known."""
+    first_seconds: float = 0.0
+    """The part that goes to the shape's first time; 0 if the process has had it."""
 
 
 def asked(
@@ -142,9 +144,15 @@ class Forecasts:
         rates = self._engine.seconds.rates(step_input.context)
         if work is None or rates is None:
             return forecast
+        seconds, _, extra = rates.parts(*work)
         is_new = self._engine.seconds.is_new(step_input)
-        seconds, _, extra = rates.parts(*work, is_new=is_new)
-        return replace(forecast, seconds=seconds, extra_seconds=extra)
+        first = rates.first[bool(work[-1])] if is_new else 0.0
+        return replace(
+            forecast,
+            seconds=seconds + first,
+            extra_seconds=extra,
+            first_seconds=first,
+        )
 
     def largest(
         self,

@@ -92,19 +92,19 @@ class Rates(NamedTuple):
     """Seconds of a step's share of the optimizer step."""
 
     def parts(
-        self, flops: float, held_bytes: float, cost: float, *, is_new: bool = False
+        self, flops: float, held_bytes: float, cost: float
     ) -> tuple[float, float, float]:
         """Return a step's seconds, the fixed part, and the part for its plan.
 
-        The arguments are what `step_work` returns, and whether the shape is new.
+        The arguments are what `step_work` returns. A first time is not counted.
         """
         work = self.flop * flops + self.byte * held_bytes
         kept = max(self.fixed + work, self.floor)
         own = max(
             self.fixed + work + self.extra * cost, self.floor + self.floor_extra * cost
         )
-        rest = self.optimizer + self.first[bool(cost)] * is_new
-        return own + rest, max(self.fixed, self.floor) + self.optimizer, own - kept
+        fixed = max(self.fixed, self.floor)
+        return own + self.optimizer, fixed + self.optimizer, own - kept
 
 
 class StepSeconds:
