@@ -8,13 +8,13 @@ on samples of log-normal lengths. It reports real tokens a second of
 - c: `mimose.BatchSampler` and a session, both with default settings;
 - d: the best number of tokens, found by trial, each under a session's plans.
 
-What a and b find by trial, c must learn. They keep everything. If the longest sample
-does not fit, they use transformers' own checkpointing for all layers. If that does not
-fit either, they also compute the loss in chunks (a session whose plans recompute every
-layer). For c all steps count from the first on, and so does an out-of-memory error in
+What a and b find by trial, c must learn. They keep everything, and in another trial use
+transformers' own checkpointing for all layers: the faster one counts. If the longest
+sample fits in neither, they also compute the loss in chunks (a session whose plans
+recompute every layer). For c all steps count from the first on, and so does an out-of-memory error in
 any step. Sessions run forward and backward by `Session.step`, as trainers do: a step
-that runs out of memory runs again and is reported. Rates are from the card's clock,
-with optimizer steps, after the first steps.
+that runs out of memory runs again and is reported. Rates are from the device's clock
+and the user's (`benchmarks.sim.hollow`), with optimizer steps, after the first steps.
 
 Of texts and graphs that stand one after the other, and of frames with time first, the
 rates are samples a second of whole epochs (`--steps 3000`), and a keeps everything.
@@ -75,10 +75,13 @@ def ask(settings: Settings, options: Options) -> Answer:
     for what in ("ooms", "over"):
         answer.bars.append(Bar(f"c: {what}", sum(row[what] for row in ours), 0))
     for line in answer.table:
-        if line["c/a"]:
-            bar = PLACES[str(line["place"])].bar
-            what = f"{line['place']}: c ÷ a"
-            answer.bars.append(Bar(what, line["c/a"], at_least=bar))  # type: ignore[arg-type]
+        place = str(line["place"])
+        clock = "" if place in OF_OTHER_DIMENSIONS else "user's "
+        for part, least in (("a", PLACES[place].bar), ("d", 0.97)):
+            found = line[f"{clock}c/{part}"]
+            if isinstance(found, float) and not (part == "d" and not clock):
+                what = f"{place}: {clock}c ÷ {part}"
+                answer.bars.append(Bar(what, found, at_least=least))
     return answer
 
 
