@@ -11,10 +11,11 @@ on samples of log-normal lengths. It reports real tokens a second of
 What a and b find by trial, c must learn. They keep everything, and in another trial use
 transformers' own checkpointing for all layers: the faster one counts. If the longest
 sample fits in neither, they also compute the loss in chunks (a session whose plans
-recompute every layer). For c all steps count from the first on, and so does an out-of-memory error in
-any step. Sessions run forward and backward by `Session.step`, as trainers do: a step
-that runs out of memory runs again and is reported. Rates are from the device's clock
-and the user's (`benchmarks.sim.hollow`), with optimizer steps, after the first steps.
+recompute every layer). For c all steps count from the first on, and so does an
+out-of-memory error in any step. Sessions run forward and backward by `Session.step`, as
+trainers do: a step that runs out of memory runs again and is reported. Rates are from
+the device's clock and the user's (`benchmarks.sim.hollow`), with optimizer steps, after
+the first steps.
 
 Of texts and graphs that stand one after the other, and of frames with time first, the
 rates are samples a second of whole epochs (`--steps 3000`), and a keeps everything.
