@@ -129,8 +129,12 @@ class Forecasts:
         shape: Mapping[str, int] | None,
         budget: float | str | None,
         accumulating: bool | None,
+        new: float | None = None,
     ) -> Forecast:
-        """Return the forecast of a step; see `Session.forecast`."""
+        """Return the forecast of a step; see `Session.forecast`.
+
+        With `new`, the shape counts as new with this probability.
+        """
         n_bytes = self._budget(budget)
         step_input, table, memory = self._begins(shape, n_bytes, accumulating)
         key = self._key(step_input, memory), n_bytes
@@ -142,8 +146,9 @@ class Forecasts:
         rates = self._engine.seconds.rates(step_input.context)
         if work is None or rates is None:
             return forecast
-        is_new = self._engine.seconds.is_new(step_input)
-        seconds, _, extra = rates.parts(*work, is_new=is_new)
+        if new is None:
+            new = self._engine.seconds.is_new(step_input)
+        seconds, _, extra = rates.parts(*work, is_new=new)
         return replace(forecast, seconds=seconds, extra_seconds=extra)
 
     def largest(

@@ -92,11 +92,12 @@ class Rates(NamedTuple):
     """Seconds of a step's share of the optimizer step."""
 
     def parts(
-        self, flops: float, held_bytes: float, cost: float, *, is_new: bool = False
+        self, flops: float, held_bytes: float, cost: float, *, is_new: float = False
     ) -> tuple[float, float, float]:
         """Return a step's seconds, the fixed part, and the part for its plan.
 
-        The arguments are what `step_work` returns, and whether the shape is new.
+        The arguments are what `step_work` returns, and whether the shape is new, or
+        how probably.
         """
         work = self.flop * flops + self.byte * held_bytes
         kept = max(self.fixed + work, self.floor)
