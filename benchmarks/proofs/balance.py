@@ -104,36 +104,46 @@ def _compared(
     mimose.balance(lengths, session, n_ranks)
     began = time.perf_counter()
     plan = mimose.balance(lengths, session, n_ranks)
-    took, n_unfit = time.perf_counter() - began, 0
+    took, n_unfit, n_tried = time.perf_counter() - began, 0, 0
     times = session.summary().first_times
     new = times.n_new / times.n_steps if times else 0.0
 
-    def seconds(ranks: Sequence[Sequence[Sequence[int]]]) -> Iterator[float]:
-        nonlocal n_unfit
+    def one(n: int, length: int) -> float:
+        """Return a micro-batch's seconds, or a multiple of those of half its rows."""
+        nonlocal n_unfit, n_tried
+        shape = session.collation.shape((n, n * length, length))
+        told = session._forecasts.ask(shape, None, True, new)
+        n_unfit += told.fits is False
+        n_tried += told.fits is None
+        if told.seconds is None and n > 1:
+            return n / (n // 2) * one(n // 2, length)
+        return told.seconds or math.nan
+
+    def seconds(ranks: Sequence[Sequence[Sequence[int]]]) -> list[float]:
+        found: list[float] = []
         for own in ranks:
-            total = 0.0
-            for rows in own:
-                n, length = len(rows), max(lengths[row] for row in rows)
-                shape = session.collation.shape((n, n * length, length))
-                told = session._forecasts.ask(shape, None, True, new)
-                n_unfit += not told.fits
-                total += told.seconds or math.nan
-            yield total
+            sizes = ((len(rows), max(lengths[row] for row in rows)) for rows in own)
+            found.append(sum(one(*each) for each in sizes))
+        return found
 
     def alone(parts: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
         for part in parts:
             [own] = mimose.balance([lengths[i] for i in part], session, 1).indices
             yield [[part[i] for i in rows] for rows in own]
 
-    ours = list(seconds(plan.indices))
+    ours = seconds(plan.indices)
     equal = mimose.balance(lengths, session, n_ranks, equal=True).indices
-    unfit, mixed = n_unfit, draw.sample(range(len(lengths)), len(lengths))
-    at_random = list(seconds([*alone([mixed[r::n_ranks] for r in range(n_ranks)])]))
+    unfit, tried, mixed = (
+        n_unfit,
+        n_tried,
+        draw.sample(range(len(lengths)), len(lengths)),
+    )
+    at_random = seconds([*alone([mixed[r::n_ranks] for r in range(n_ranks)])])
     squares: list[tuple[int, int, list[int]]] = [(0, r, []) for r in range(n_ranks)]
     for i in sorted(mixed, key=lambda i: -lengths[i]):
         total, rank, part = squares[0]
         heapq.heapreplace(squares, (total + lengths[i] ** 2, rank, [*part, i]))
-    by_squares = list(seconds([*alone([part for *_, part in squares])]))
+    by_squares = seconds([*alone([part for *_, part in squares])])
     return {
         "ranks": n_ranks,
         "samples": len(lengths),
@@ -146,9 +156,7 @@ def _compared(
         "squares_times": max(by_squares) / max(ours),
         "plan_ms": 1e3 * took,
         "slowest_seconds": max(ours),
-        "longest_seconds": max(
-            session.forecast(session.collation.shape((1, n, n))).seconds or math.nan
-            for n in [max(lengths)]
-        ),
+        "longest_seconds": one(1, max(lengths)),
         "unfit": unfit,
+        "tried": tried,  # micro-batches with more rows than were measured
     }
