@@ -34,7 +34,7 @@ from torch import distributed
 
 from mimose.arguments import check_integer
 from mimose.budget import format_bytes
-from mimose.distributed import ddp_around, most_of_ranks, waiting_group
+from mimose.distributed import ddp_around, most_of_ranks, why_waits
 from mimose.distributed import n_ranks as count_ranks
 from mimose.exceptions import InfeasibleBudgetError, MimoseError
 
@@ -173,14 +173,15 @@ def balance(
     size = count_ranks() if n_ranks is None else check_integer("n_ranks", n_ranks)
     is_alone = n_ranks is not None or size < 2
     if equal is None:
-        model, ranks = session._raise_if_detached(), session._engine.ranks
-        equal = waiting_group(model, ranks) is not None
+        why = why_waits(session._raise_if_detached(), (), with_backward=False)
+        equal = bool(why) or session._engine.ranks is not None
     limit = int(_GRID[-1]) if max_rows is None else check_integer("max_rows", max_rows)
     kept = np.flatnonzero(count)
     if len(kept) < size:
         msg = (
             f"{len(kept)} samples are too few for {size} ranks, each of which trains "
-            f"at least one: give balance() a larger global batch, or fewer ranks"
+            f"at least one (those that count 0 are left out): give balance() a larger "
+            f"global batch, or fewer ranks"
         )
         raise ValueError(msg)
     widths = np.minimum(_rounded(columns[kept]), columns[kept].max(0))
@@ -326,7 +327,8 @@ def _knot(session: Session, widths: _Ints, most: int, new: float) -> list[float]
     for n in _GRID.tolist():
         told = ask(n)
         peak = told.peak_bytes or 0.0
-        if n == 1 and told.fits is False and peak > told.budget_bytes:
+        is_too_long = n == 1 and told.fits is False and peak > told.budget_bytes
+        if is_too_long and not session._engine.options.warns:
             raise InfeasibleBudgetError(
                 told.budget_bytes,
                 peak,

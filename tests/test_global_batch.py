@@ -40,7 +40,9 @@ class _Session:
             end_turn=lambda: None,
             shape=_shape,
         )
-        self._forecasts, self._engine = self, types.SimpleNamespace(ranks=None)
+        options = types.SimpleNamespace(warns=False)
+        self._engine = types.SimpleNamespace(ranks=None, options=options)
+        self._forecasts = self
 
     def _raise_if_detached(self):
         return nn.Identity()

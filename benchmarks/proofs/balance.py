@@ -37,6 +37,8 @@ _BARS = {4: 1.05, 8: 1.05, 32: 1.10, 128: 1.25}
 OPTIONS = (common.count("--steps", 320, "at least, to learn from"),)
 _WORKLOAD, _GIB = "llama-8b-lora-32k", 80
 _SHORTEST, _LONGEST, _MEDIAN, _SPREAD = 16, 32_768, 512, 1.2
+_SHOWN = 10
+"""Columns of the table."""
 _LEARNING = 8, 64
 """Ranks and samples of a global batch that is trained."""
 
@@ -45,13 +47,12 @@ def ask(settings: Settings, options: Options) -> Answer:
     """Train, plan, and compare the slowest rank with the mean."""
     answer = Answer(path=settings.out / "balance.csv")
     for row in common.measured("balance", settings, steps=options.steps):
-        n, ratio = row["ranks"], row["balance"]
-        line = {name: row[name] for name in row if name not in ("ranks", "revision")}
-        bars = (
-            [Bar("slowest rank / mean", ratio, at_most=_BARS[n])] if n in _BARS else []
-        )
-        bars.append(Bar("micro-batches that do not fit", row["unfit"], at_most=0))
-        answer.add(str(n), [row], dict(list(line.items())[:9]), bars, head="ranks")
+        n = row["ranks"]
+        bars = [Bar("micro-batches that do not fit", row["unfit"], at_most=0)]
+        if n in _BARS:
+            bars.append(Bar("slowest rank / mean", row["balance"], at_most=_BARS[n]))
+        line = {name: row[name] for name in list(row)[1:_SHOWN]}
+        answer.add(str(n), [row], line, bars, head="ranks")
     return answer
 
 
