@@ -15,6 +15,7 @@ from __future__ import annotations
 import heapq
 import math
 import random
+import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
@@ -33,6 +34,8 @@ QUESTION = "Do ranks that share a global batch end together?"
 DEFAULTS = {"seed": 3, "threads": 1, "device": SIM}
 _RANKS = {2: 256, 4: 128, 8: 64, 32: 64, 128: 64}
 """Numbers of ranks, and the samples of each in a global batch."""
+_RUN = 4, 8
+"""Those whose ranks all run, one after the other on one card."""
 _BARS = {4: 1.05, 8: 1.05, 32: 1.10, 128: 1.25}
 OPTIONS = (common.count("--steps", 320, "at least, to learn from"),)
 _WORKLOAD, _GIB = "llama-8b-lora-32k", 80
@@ -44,14 +47,14 @@ _LEARNING = 8, 64
 
 
 def ask(settings: Settings, options: Options) -> Answer:
-    """Train, plan, and compare the slowest rank with the mean."""
+    """Train, plan, and compare the slowest rank with the mean of all."""
     answer = Answer(path=settings.out / "balance.csv")
     for row in common.measured("balance", settings, steps=options.steps):
         n = row["ranks"]
         bars = [Bar("micro-batches that do not fit", row["unfit"], at_most=0)]
         if n in _BARS:
             bars.append(Bar("slowest rank / mean", row["balance"], at_most=_BARS[n]))
-        line = {name: row[name] for name in list(row)[1:_SHOWN]}
+        line = {name: row[name] for name in [*list(row)[1:_SHOWN], "run"]}
         answer.add(str(n), [row], line, bars, head="ranks")
     return answer
 
@@ -85,8 +88,16 @@ def work(task: Task) -> Rows:
                     run.optimizer.zero_grad()
                 steps += 1
         for n_ranks, each in _RANKS.items():
-            told = _compared(session, _lengths(draw, n_ranks * each), n_ranks, draw)
-            yield {**told, "steps": steps, "ooms": n_ooms}
+            lengths, ran = _lengths(draw, n_ranks * each), []
+            told = _compared(session, lengths, n_ranks, draw)
+            plan = mimose.balance(lengths, session, n_ranks)
+            for rank in range(n_ranks if n_ranks in _RUN else 0):
+                before = run.card.clock()
+                for rows, _ in plan.of_rank(rank):
+                    run.train((max(lengths[row] for row in rows),), rows=len(rows))
+                ran.append(run.card.clock().since(before).user)
+            slowest = max(ran) / statistics.mean(ran) if ran else None
+            yield {**told, "run": slowest, "steps": steps, "ooms": n_ooms}
 
 
 def _lengths(draw: random.Random, n: int) -> list[int]:
