@@ -162,7 +162,7 @@ def balance(
         ValueError: A length, a count or a number is not allowed, or there are fewer
             samples than ranks.
     """
-    columns = _columns(lengths)
+    model, columns = session._raise_if_detached(), _columns(lengths)
     count = np.ones(len(columns)) if counts is None else np.asarray(counts, float)
     if count.shape != (len(columns),) or not (np.isfinite(count) & (count >= 0)).all():
         msg = (
@@ -173,7 +173,7 @@ def balance(
     size = count_ranks() if n_ranks is None else check_integer("n_ranks", n_ranks)
     is_alone = n_ranks is not None or size < 2
     if equal is None:
-        why = why_waits(session._raise_if_detached(), (), with_backward=False)
+        why = why_waits(model, (), with_backward=False)
         equal = bool(why) or session._engine.ranks is not None
     limit = int(_GRID[-1]) if max_rows is None else check_integer("max_rows", max_rows)
     kept = np.flatnonzero(count)
@@ -192,10 +192,10 @@ def balance(
     def find() -> _Knots:
         return _forecasts(session, anchors, limit)
 
-    knots = find() if is_alone else _of_all_ranks(find, columns)
+    key = columns.tobytes() + count.tobytes()
+    knots = find() if is_alone else _of_all_ranks(find, key)
     runs = _Runs(columns[kept].sum(1), widths, knots)
-    key = zlib.crc32(columns.tobytes())  # no rank has the longest sample each time
-    draw = np.random.default_rng(key)
+    draw = np.random.default_rng(zlib.crc32(key))  # another rank has the longest
     ends, parts, seconds = _best(runs, size, draw, equal=equal)
     begins = np.r_[0, ends[:-1]]
     indices = [[kept[begins[i] : ends[i]].tolist() for i in own] for own in parts]
@@ -236,13 +236,13 @@ def _rounded(columns: _Ints) -> _Ints:
     return np.ceil(2.0 ** (steps / _OCTAVE) - 1e-9).astype(np.int64)
 
 
-def _of_all_ranks(find: Callable[[], _Knots], columns: _Ints) -> _Knots:
+def _of_all_ranks(find: Callable[[], _Knots], key: bytes) -> _Knots:
     """Return the fewest rows of all ranks at each anchor, and the mean seconds.
 
     Raises:
-        MimoseError: They have other lengths.
+        MimoseError: They have other keys.
     """
-    own: list[Any] = [columns.tobytes()]
+    own: list[Any] = [zlib.crc32(key)]
 
     def ask() -> int:
         own.append(find())
@@ -251,10 +251,10 @@ def _of_all_ranks(find: Callable[[], _Knots], columns: _Ints) -> _Knots:
     most_of_ranks(ask, distributed.group.WORLD)  # an error on one is one on all
     found: list[Any] = [None] * count_ranks()
     distributed.all_gather_object(found, own)
-    if len({key for key, _ in found}) > 1:
+    if len({each for each, _ in found}) > 1:
         msg = (
-            "the ranks gave balance() different lengths, so their plans would differ: "
-            "give all ranks the lengths of the whole global batch, in the same order"
+            "the ranks gave balance() different lengths or counts, so they would plan "
+            "differently: give all ranks those of the whole batch, in the same order"
         )
         raise MimoseError(msg)
     merged = []

@@ -20,7 +20,7 @@ tokenizer = PreTrainedTokenizerFast(
     tokenizer_object=train_tokenizer(texts, 1024), eos_token="[SEP]", pad_token="[PAD]"
 )
 sizes = {"hidden_size": 32, "num_attention_heads": 2, "intermediate_size": 128}
-model = LlamaForCausalLM(LlamaConfig(len(tokenizer), num_hidden_layers=6, **sizes))
+config = LlamaConfig(vocab_size=len(tokenizer), num_hidden_layers=6, **sizes)
 callback = MimoseCallback(budget=0.8)
 
 
@@ -30,8 +30,8 @@ class BalancedTrainer(SFTTrainer):
     def get_train_dataloader(self):
         """Yield global batches of 32 samples, the same on all ranks."""
         order = torch.Generator().manual_seed(self.args.seed)
-        how = {"shuffle": True, "generator": order, "drop_last": True}
-        return DataLoader(self.train_dataset, 32, collate_fn=list, **how)
+        how = {"generator": order, "drop_last": True, "collate_fn": list}
+        return DataLoader(self.train_dataset, 32, shuffle=True, **how)
 
     def training_step(self, model, inputs, num_items_in_batch=None):
         """Train this rank's part of a global batch; the loss is a mean over labels."""
@@ -49,12 +49,12 @@ class BalancedTrainer(SFTTrainer):
         return total
 
 
-own = {"activation_checkpointing": False, "bf16": False}  # the first: mimose decides
-more = {"max_length": 320, "max_steps": 5, "report_to": [], "save_strategy": "no"}
-args = SFTConfig(tempfile.mkdtemp(), **own, **more)
+how = {"activation_checkpointing": False, "bf16": False}  # the first: mimose decides
+how |= {"max_length": 320, "max_steps": 5, "report_to": [], "save_strategy": "no"}
+args = SFTConfig(tempfile.mkdtemp(), **how)
 data = Dataset.from_dict({"text": texts})
 options = {"processing_class": tokenizer, "callbacks": [callback]}
-trainer = BalancedTrainer(model, args, train_dataset=data, **options)
+trainer = BalancedTrainer(LlamaForCausalLM(config), args, train_dataset=data, **options)
 trainer.train()
 session = callback.session
 print(session.report())
