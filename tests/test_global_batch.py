@@ -163,7 +163,7 @@ def test_gradients_are_those_of_the_global_batch(toys, by_tokens):
     with mimose.attach(
         model, "1TiB", layers=_Layer, meter=toys.BlindMeter()
     ) as session:
-        for _ in range(6):
+        for _ in range(4):
             lengths = torch.randint(1, 40, (512,), generator=draw)
             ids = torch.randint(64, (512, 40), generator=draw)
             counts = lengths.tolist() if by_tokens else None
@@ -182,7 +182,7 @@ def test_gradients_are_those_of_the_global_batch(toys, by_tokens):
             for own, other in zip(found, whole, strict=True):
                 assert (own - other).abs().max() <= 1e-10 * other.abs().max()
     assert n_rows[0] == 2
-    assert n_rows[-1] >= 16
+    assert n_rows[-1] >= 8
 
 
 def _call(model, ids, lengths, by_tokens):

@@ -10,6 +10,7 @@ import pytest
 pytestmark = pytest.mark.timeout(300)  # all of a launch is its first test's
 
 
+@pytest.mark.slow
 def test_the_example_trains_under_ddp(launch: Callable[..., Any]) -> None:
     """Both ranks have one plan, and one model at the end."""
     pytest.importorskip("transformers")
