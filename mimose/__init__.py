@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from mimose.exceptions import RecomputationError as RecomputationError
     from mimose.exceptions import StateMismatchError as StateMismatchError
     from mimose.forecast import Forecast as Forecast
+    from mimose.global_batch import Balance as Balance
+    from mimose.global_batch import balance as balance
     from mimose.loss_by_rows import cross_entropy as cross_entropy
     from mimose.records import StepRecord as StepRecord
     from mimose.records import Summary as Summary
@@ -34,6 +36,7 @@ else:
         StateMismatchError
     """
     _HOME = dict.fromkeys(_ERRORS.split(), "exceptions") | {
+        "Balance": "global_batch",
         "BatchSampler": "batch_sampler",
         "Forecast": "forecast",
         "Session": "session",
@@ -41,6 +44,7 @@ else:
         "Summary": "records",
         "advise": "bench.advise.command",
         "attach": "session",
+        "balance": "global_batch",
         "cross_entropy": "loss_by_rows",
     }
     __all__ = sorted(_HOME)

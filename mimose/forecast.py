@@ -131,8 +131,12 @@ class Forecasts:
         shape: Mapping[str, int] | None,
         budget: float | str | None,
         accumulating: bool | None,
+        new: float | None = None,
     ) -> Forecast:
-        """Return the forecast of a step; see `Session.forecast`."""
+        """Return the forecast of a step; see `Session.forecast`.
+
+        With `new`, the shape counts as new with this probability.
+        """
         n_bytes = self._budget(budget)
         step_input, table, memory = self._begins(shape, n_bytes, accumulating)
         key = self._key(step_input, memory), n_bytes
@@ -145,8 +149,8 @@ class Forecasts:
         if work is None or rates is None:
             return forecast
         seconds, _, extra = rates.parts(*work)
-        is_new = self._engine.seconds.is_new(step_input)
-        first = rates.first[bool(work[-1])] if is_new else 0.0
+        share = self._engine.seconds.is_new(step_input) if new is None else new
+        first = rates.first[bool(work[-1])] * share
         return replace(
             forecast,
             seconds=seconds + first,
