@@ -65,7 +65,8 @@ PLACES: Mapping[str, Place] = {
         *(_OTHERS["time-first"], 16, 8000, "whole", 1.1), ("x.0",), **_PLAIN
     ),
 }
-_GRID = (1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96)
+_FEW = 1, 2, 3, 4, 5, 6, 7, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, 96
+_GRID = (*_FEW, 112, 128, 160, 192)
 """Rows that are tried, and, times the longest sample, budgets of tokens."""
 _WARM, _UNTIL_LEARNED = 12, 40
 """Steps that rates of fixed rows and budgets leave out; those of sessions."""
