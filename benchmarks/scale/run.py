@@ -307,7 +307,7 @@ def _told(run: Run) -> dict[str, Any]:
         **{name: mean(step[name] for step in steps) for name in _MEANS},
         "user_first": sum(step["user_seconds"] for step in run.steps[:_FIRST]),
         "user_whole": sum(step["user_seconds"] for step in run.steps),
-        "attention_plans": sum(step["attention_plans"] for step in run.steps),
+        "n_attention_plans": sum(step["attention_plans"] for step in run.steps),
         "cpu_seconds": quantile((step["cpu_seconds"] for step in steps), 0.5),
         "cpu_first": sum(step["cpu_seconds"] for step in run.steps[:_FIRST]),
         "cpu_early": mean(step["cpu_seconds"] for step in run.steps[_FIRST:60]),
