@@ -405,7 +405,7 @@ struct Plan {
 // equal. So integers and truth values are computed for real where they are few, and so
 // are numbers of any kind where they are very few. Few results of what is not computed
 // are zeros. So what is read of large tensors says that they are zeros and equal.
-constexpr double kFewIntegers = double(1 << 20);  // bytes
+constexpr double kFewIntegers = double(4 << 20);  // bytes: a mask of 170,000 tokens
 constexpr double kFewOfAny = 256;
 constexpr size_t kZeroed = 4096;
 constexpr double kCopiedIn = double(16 << 20);

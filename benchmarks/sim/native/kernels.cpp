@@ -282,7 +282,7 @@ Tensor known(Tensor made) {
 // Sums of bits compare a tensor with an earlier one. Integers are added up where they are
 // few, so the bits of numbers that were not computed must be the same: zeros.
 Tensor view_dtype(const Tensor& self, c10::ScalarType dtype) {
-  constexpr int64_t kComputed = 256, kFewIntegers = 1 << 20;
+  constexpr int64_t kComputed = 256, kFewIntegers = 4 << 20;
   const int64_t n_bytes = int64_t(self.nbytes());
   if (is_hollow && at::isIntegralType(dtype, true) && n_bytes > kComputed &&
       !at::isIntegralType(self.scalar_type(), true) && n_bytes <= kFewIntegers &&
