@@ -738,7 +738,7 @@ class BatchSampler(Sampler[list[int]]):
                 return _UNFIT - n
             if found.seconds is None:  # recomputation costs more than rows gain
                 return math.log(n) * (1.0 if found.plan.extra_cost == 0.0 else -1.0)
-            settled = found.seconds - found.first_seconds
+            settled = max(1e-9, found.seconds - found.first_seconds)
             return math.log(n / settled) - doubling * math.log2(n)
 
         old = min(old, int(most))

@@ -10,7 +10,12 @@ from typing import Any
 
 import torch
 
-from mimose.torch_private import sequence_number, storage_key, version_of
+from mimose.torch_private import (
+    next_sequence_number,
+    sequence_number,
+    storage_key,
+    version_of,
+)
 
 
 def tensors_in(tree: object) -> Iterator[torch.Tensor]:
@@ -53,7 +58,9 @@ def is_newer(tensor: torch.Tensor, began: int) -> bool:
         began: What `next_sequence_number` returned then, in this thread.
     """
     node = tensor.grad_fn
-    return node is not None and sequence_number(node) >= began
+    if node is None:
+        return False
+    return began <= sequence_number(node) < next_sequence_number()
 
 
 def is_graph_held(began: int) -> bool:

@@ -34,7 +34,6 @@ CALLS: Mapping[str, float] = {
 """Seconds by what runs: a region of transformers' checkpointing; a step of a session,
 one whose plan is new, one that measures (with its fit); a layer call by its action; one
 that is measured."""
-_MEASURES = "collect"
 
 
 def n_regions(model: nn.Module) -> int:
@@ -53,14 +52,17 @@ def of_session(session: mimose.Session) -> Callable[[], None]:
 
     A record is there as its step has ended: each step is charged for the one before.
     """
+    learner, n_measured = session._engine.learner, 0
 
     def charge() -> None:
+        nonlocal n_measured
         if not session.records:
             return
         record = session.records[-1]
         names = record.actions
         seconds = CALLS["step"] + CALLS["plan"] * (not record.cache_hit)
-        if record.phase == _MEASURES:
+        if learner.n_steps > n_measured:
+            n_measured = learner.n_steps
             names = ("measure",) * len(names)
             seconds += CALLS["lesson"]
         seconds += sum(CALLS.get(name, CALLS["selective"]) for name in names)

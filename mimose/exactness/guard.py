@@ -96,6 +96,8 @@ class State:
         self._filled = [table for table in tables if table]
         self._values = list(chain.from_iterable(map(dict.values, self._filled)))
         self._copies = list(map(dict, tables))
+        self.graph_ids: dict[Key, int] = {}
+        """Of what holds a tensor with a graph, by place."""
         self._containers: list[Any] = []
         self._contents: list[Any] = []
         for table, copied in zip(tables, self._copies, strict=True):
@@ -122,6 +124,7 @@ class State:
             if tensor.grad_fn is not None and is_modules:
                 self.trouble = f"its attribute {name!r} holds a tensor with a graph"
                 copied[name] = _WITH_GRAPH
+                self.graph_ids[id(table), name] = id(value)
             elif tensor.is_inference():
                 self.trouble = (
                     f"its tensor {name!r} was made under torch.inference_mode(), so "

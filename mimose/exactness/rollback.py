@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import compress
 
@@ -95,6 +95,12 @@ class Snapshot:
         computed = cached_parametrizations()  # they change buffers as they are computed
         for key in set(computed) - self._computed:
             del computed[key]
+
+    @property
+    def graph_ids(self) -> Mapping[Key, int]:
+        """The ids of attributes that held a tensor with a graph, by place."""
+        assert self._state is not None
+        return self._state.graph_ids
 
 
 class Rollback:
@@ -194,7 +200,8 @@ class Rollback:
         """Restore everything, tensors in place.
 
         An attribute that held a tensor with its graph cannot be: it is deleted if the
-        forward has set it, which sets it again.
+        forward has set it, which sets it again. A list or dict that a hook has filled
+        stays, and what it holds is found to be held.
 
         Args:
             began: What `next_sequence_number` returned before a forward that runs
@@ -203,9 +210,14 @@ class Rollback:
         self._snapshot.restore()
         if began is None:
             return
+        before = self._snapshot.graph_ids
         for table in map(vars, self._model.modules()):
             for name in table.keys() - INTERNAL:
-                if any(is_newer(t, began) for t in tensors_in(table[name])):
+                value = table[name]
+                is_set = isinstance(value, (torch.Tensor, tuple)) or (
+                    before.get((id(table), name), id(value)) != id(value)
+                )
+                if is_set and any(is_newer(t, began) for t in tensors_in(value)):
                     del table[name]
 
     def _note(self, slots: Iterable[TensorSlot]) -> None:

@@ -330,7 +330,7 @@ def fill_budget(
                     raise MimoseError(msg)
             collate, multiple = own.collate_fn, pad_to_multiple_of
             if multiple is not None:
-                longest = int(max(map(np.max, columns)))
+                longest = max(int(np.max(np.asarray(each))) for each in columns)
                 collate, multiple = _rounding(self, collate, longest, multiple)
             sampler = BatchSampler(
                 found,
@@ -400,26 +400,28 @@ def _rounding(
     inner = getattr(collate, "data_collator", collate)
     name = getattr(inner, "__name__", type(inner).__name__)
     own, why_not = getattr(inner, _MULTIPLE, None), ""
+    found = collate
     if own is None:
         why_not = _why_not_rounded(trainer, inner, longest, multiple)
+    if own is None and not why_not:
+        try:
+            rounding = copy.copy(inner)
+            setattr(rounding, _MULTIPLE, multiple)
+            found = rounding if inner is collate else copy.copy(collate)
+            if inner is not collate:
+                found.data_collator = rounding
+        except Exception as error:  # whatever a class of the user's raises
+            found, why_not = collate, f"it cannot be set ({type(error).__name__})"
     if trainer.is_world_process_zero():
         if why_not:
             _log.info("fill_budget: %s pads without a multiple: %s", name, why_not)
-        else:
+        elif own is None:
             _log.info(
                 "fill_budget: %s pads to multiples of %d, so that batches have few "
                 "shapes. pad_to_multiple_of=None switches it off",
-                *(name, own or multiple),
+                *(name, multiple),
             )
-    if why_not or own is not None:
-        return collate, own
-    rounding = copy.copy(inner)
-    setattr(rounding, _MULTIPLE, multiple)
-    if inner is collate:
-        return rounding, multiple
-    outer = copy.copy(collate)
-    outer.data_collator = rounding
-    return outer, multiple
+    return found, own if own is not None or why_not else multiple
 
 
 def _why_not_rounded(trainer: Any, inner: Any, longest: int, multiple: int) -> str:

@@ -64,6 +64,9 @@ _REFIT = 8
 """
 _ROUNDS = 4
 """Of the fit of steps above and below a host's floor."""
+_CLEAR = 3.0
+"""First times count from so many times the median error of other steps on: of noise
+alone, half of the medians are above 0."""
 _WELL = 0.02
 """With a smaller mean error, no floor is looked for: a fit takes some milliseconds."""
 _CLEARLY = 2.0 / 3.0
@@ -98,13 +101,28 @@ class Rates(NamedTuple):
 
         The arguments are what `step_work` returns. A first time is not counted.
         """
-        work = self.flop * flops + self.byte * held_bytes
-        kept = max(self.fixed + work, self.floor)
-        own = max(
-            self.fixed + work + self.extra * cost, self.floor + self.floor_extra * cost
-        )
+        one = np.array([[flops, held_bytes, cost]])
+        whole = float(self.kept(one)[0])
+        one[0, _COST] = 0.0
+        extra = whole - float(self.kept(one)[0])
         fixed = max(self.fixed, self.floor)
-        return own + self.optimizer, fixed + self.optimizer, own - kept
+        return whole + self.optimizer, fixed + self.optimizer, extra
+
+    def device(self, work: Floats) -> Floats:
+        """Return (n_steps,) the device's seconds for (n_steps, 3) work."""
+        rates = np.array([self.flop, self.byte, self.extra])
+        seconds: Floats = self.fixed + work @ rates
+        return seconds
+
+    def host(self, work: Floats) -> Floats:
+        """Return (n_steps,) the host's."""
+        seconds: Floats = self.floor + self.floor_extra * work[:, _COST]
+        return seconds
+
+    def kept(self, work: Floats) -> Floats:
+        """Return (n_steps,) the longer of both."""
+        longer: Floats = np.maximum(self.device(work), self.host(work))
+        return longer
 
 
 class StepSeconds:
@@ -182,8 +200,11 @@ class StepSeconds:
             )  # fmt: skip
 
     def is_new(self, step_input: StepInput) -> bool:
-        """Return whether no step of the process had such a shape."""
-        return _shape(step_input) not in self._met
+        """Return whether no step of the process had such a shape, on an accelerator.
+
+        On a CPU no library was seen to take much the first time.
+        """
+        return self._device.type != "cpu" and _shape(step_input) not in self._met
 
     def optimizer_begins(self) -> None:
         """Record that an optimizer's step begins."""
@@ -232,7 +253,10 @@ class StepSeconds:
             known = self._rows(context)
             if len(known) < _LEAST or len({row[0] for row in known}) < _LEAST_SHAPES:
                 return None
-            rates = self._rates[own] = _fitted(known)
+            rates = _fitted(known)
+            if not rates.fixed + rates.flop + rates.byte + rates.floor > 0.0:
+                return None  # steps without a time
+            self._rates[own] = rates
             self._n_since_fit[own] = 0
         if not self._optimizer:
             return rates
@@ -263,7 +287,7 @@ class StepSeconds:
             if step_input.context not in model.patterns:
                 self._new.append((step, seconds))  # the model has not learned it yet
                 continue
-            if len(actions) != len(model.pattern(step_input).calls):
+            if len(actions) != len(model.pattern(step_input).calls) or seconds <= 0.0:
                 continue
             own = without_rows(step_input.context)
             work = step_work(model, step_input, actions)
@@ -304,36 +328,45 @@ def _shape(step_input: StepInput) -> int:
 
 
 def _fitted(known: Sequence[tuple[float, ...]]) -> Rates:
-    """Return the rates of the device alone, or with a host's floor if that fits better.
+    """Return the rates of steps at shapes that came before, and what first times add.
 
     Args:
         known: (n_steps,) Work, seconds, and 1 for a new shape.
     """
     rows = np.array(known)
     work, seconds, new = rows[:, :_SECONDS], rows[:, _SECONDS], rows[:, _IS_NEW] > 0.0
+    if (~new).sum() < 2 * _LEAST or len(np.unique(work[~new, 0])) < _LEAST_SHAPES:
+        return _with_floor(work, seconds)  # nothing tells first times apart
+    rates = _with_floor(work[~new], seconds[~new])
+    beyond = seconds - rates.kept(work)
+    noise = _CLEAR * float(np.median(np.abs(beyond[~new])))
     more = work[:, _COST] > 0.0
-    kinds = [kind for kind in (new & ~more, new & more) if kind.sum() >= _LEAST_SHAPES]
-    if (~new).sum() < _LEAST_SHAPES:
-        kinds = []
+    first = [
+        max(0.0, float(np.median(beyond[kind]))) if kind.sum() >= _LEAST_SHAPES else 0.0
+        for kind in (new & ~more, new & more)
+    ]
+    first = [own if own > noise else 0.0 for own in first]
+    return rates._replace(first=(first[0] or first[1], first[1] or first[0]))
+
+
+def _with_floor(work: Floats, seconds: Floats) -> Rates:
+    """Return the rates of the device alone, or with a host's floor if it fits better.
+
+    Args:
+        work: (n_steps, 3) FLOPs, bytes and cost.
+        seconds: (n_steps,) Seconds.
+    """
     place = work[:, 0].argsort().argsort()
     best, least = Rates(0.0, 0.0, 0.0, 0.0), np.inf
-    for n_below in (0, len(rows) // 2, len(rows)):
-        above, first = place >= n_below, np.zeros(len(rows))
+    for n_below in (0, len(work) // 2, len(work)):
+        above = place >= n_below
         for _ in range(_ROUNDS):
-            rates = _split(work, seconds - first, above)
-            device = rates.fixed + work @ rates[1:4]
-            floor = rates.floor + rates.floor_extra * work[:, _COST]
-            kept = np.maximum(device, floor)
-            if kinds:
-                beyond = [float(np.median((seconds - kept)[kind])) for kind in kinds]
-                ends = max(0.0, beyond[0]), max(0.0, beyond[-1])
-                rates = rates._replace(first=ends)
-                first = np.where(more, ends[1], ends[0]) * new
-            before = above
-            above = device >= floor if n_below else above
-            if not kinds and (above == before).all():
+            rates, before = _split(work, seconds, above), above
+            if n_below:
+                above = rates.device(work) >= rates.host(work)
+            if (above == before).all():
                 break
-        error = float(np.abs((kept + first) / seconds - 1.0).mean())
+        error = float(np.abs(rates.kept(work) / seconds - 1.0).mean())
         if error < (_CLEARLY if n_below else 1.0) * least:
             best, least = rates, error
         if least < _WELL:
@@ -346,10 +379,9 @@ def _split(work: Floats, seconds: Floats, above: Flags) -> Rates:
 
     Args:
         work: (n_steps, 3) FLOPs, bytes and cost.
-        seconds: (n_steps,) Seconds, without those of a new shape.
+        seconds: (n_steps,) Seconds.
         above: (n_steps,) Whether the device decides.
     """
-    seconds = np.maximum(seconds, 1e-9)
     found: list[float] = []
     for own, columns in ((above, [0, 1, 2]), (~above, [2])):
         if own.sum() < 2:
