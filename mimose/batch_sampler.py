@@ -231,6 +231,8 @@ class BatchSampler(Sampler[list[int]]):
         self._table: _Table = None
         self.is_settled = self.is_expecting = False
         self._warned = False
+        self._first_seconds = 0.0
+        """What new shapes add to a step in the mean: more rows share it."""
         self._n_asked = 0
         """Batches drawn in all epochs."""
         self._reset()
@@ -694,6 +696,8 @@ class BatchSampler(Sampler[list[int]]):
                 )
             return known
         session.forecast(dict.fromkeys(self._names, 1))
+        times = session.summary().first_times
+        self._first_seconds = times.seconds if times else 0.0
         before = known[:-_N_OTHERS] or [0] * len(self._at_anchors)
         rows = [
             self._best_rows(session, lengths, old)
@@ -738,8 +742,8 @@ class BatchSampler(Sampler[list[int]]):
                 return _UNFIT - n
             if found.seconds is None:  # recomputation costs more than rows gain
                 return math.log(n) * (1.0 if found.plan.extra_cost == 0.0 else -1.0)
-            settled = max(1e-9, found.seconds - found.first_seconds)
-            return math.log(n / settled) - doubling * math.log2(n)
+            seconds = found.seconds - found.first_seconds + self._first_seconds
+            return math.log(n / max(1e-9, seconds)) - doubling * math.log2(n)
 
         old = min(old, int(most))
         start = int(np.searchsorted(_GRID, old)) if old else 0

@@ -179,6 +179,8 @@ class FirstTimes(NamedTuple):
     n_steps: int
     share: float
     """The part of the seconds of all these steps that goes to it."""
+    seconds: float
+    """What that comes to for each of all these steps, in the mean."""
 
 
 class AgreementUse(NamedTuple):

@@ -40,6 +40,8 @@ OPTIONS = (
     common.RESUME,
 )
 _OURS, _FULL = ("whole", "fine"), ("hf", "full")
+_WHOLE = 200
+"""Of so many steps a whole run is judged, first ones included."""
 _PLACE = "workload", "gib", "expandable", "attention_plans"
 
 
@@ -60,7 +62,7 @@ def ask(settings: Settings, options: Options) -> Answer:
         Bar("mimose's steps out of memory", ooms, 0),
     ]
     ratios = [found for row in ours if (found := _whole_ratio(row, rows)) is not None]
-    if ratios:
+    if ratios and options.steps >= _WHOLE:
         what = "whole run on the user's clock, of checkpointing's"
         answer.bars += [
             Bar(f"{what}, mean", sum(ratios) / len(ratios), 0.85, is_share=True),

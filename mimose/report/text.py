@@ -141,7 +141,7 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
     if summary.fixed_seconds is not None and summary.batch_seconds is not None:
         yield "pace", _pace(summary.fixed_seconds, summary.batch_seconds)
     if summary.first_times is not None:
-        n_new, n_steps, share = summary.first_times
+        n_new, n_steps, share, _ = summary.first_times
         yield (
             "new shapes",
             f"{n_new} of the last {n_steps} steps met a shape for the first time, "

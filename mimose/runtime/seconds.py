@@ -271,7 +271,8 @@ class StepSeconds:
             return None
         new = [rates.first[row[_COST] > 0.0] for row in known if row[_IS_NEW]]
         whole = sum(row[_SECONDS] for row in known) + rates.optimizer * len(known)
-        return FirstTimes(len(new), len(known), sum(new) / whole)
+        n, seconds = len(known), sum(new)
+        return FirstTimes(len(new), n, seconds / whole, seconds / n)
 
     def _rows(self, context: Context) -> list[tuple[float, ...]]:
         own = without_rows(context)
