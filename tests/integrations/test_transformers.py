@@ -357,7 +357,7 @@ class _Pads:
     ids=["set", "off", "too long", "the user's", "without"],
 )
 def test_padding_to_a_multiple(tmp_path, caplog, collator, asked, greatest, found):
-    """A copy rounds up, in training alone; a value that is set stays; a line says so."""
+    """A copy rounds up, in training alone; a value that is set stays; all is logged."""
     caplog.set_level("INFO", logger="mimose")
     before = copy.copy(collator)
     options = {} if asked == 8 else {"pad_to_multiple_of": asked}
