@@ -288,6 +288,7 @@ class Session:
 
     @budget.setter
     def budget(self, value: Budget | Callable[[], Budget]) -> None:
+        """Set it for the next step; see the property."""
         self._raise_if_detached()
         self._engine.set_budget(value)
 

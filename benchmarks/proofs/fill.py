@@ -23,8 +23,7 @@ rates are samples a second of whole epochs (`--steps 3000`), and a keeps everyth
     python -m benchmarks.fill
     python -m benchmarks.fill --places texts graphs time-first --parts a c --steps 3000
     python -m benchmarks.fill --places t5-large-24 --parts c --resume
-    python -m benchmarks.fill --places bert-large-16 t5-large-24 --parts c \
-        --steps 300 --pad-to-multiple-of 8 --out /tmp/fill
+    python -m benchmarks.fill --steps 300 --pad-to-multiple-of 8
 """
 
 from __future__ import annotations
