@@ -740,9 +740,9 @@ class BatchSampler(Sampler[list[int]]):
             found = ask(n)
             if not found.fits or found.plan is None or n > most:
                 return _UNFIT - n
-            if found.seconds is None:  # recomputation costs more than rows gain
+            if found.settled_seconds is None:  # recomputation costs more than rows gain
                 return math.log(n) * (1.0 if found.plan.extra_cost == 0.0 else -1.0)
-            seconds = found.seconds - found.first_seconds + self._first_seconds
+            seconds = found.settled_seconds + self._first_seconds
             return math.log(n / max(1e-9, seconds)) - doubling * math.log2(n)
 
         old = min(old, int(most))

@@ -69,6 +69,11 @@ class Forecast:
     first_seconds: float = 0.0
     """The part that goes to the shape's first time; 0 if the process has had it."""
 
+    @property
+    def settled_seconds(self) -> float | None:
+        """The seconds of a later step at the shape; None if not known."""
+        return None if self.seconds is None else self.seconds - self.first_seconds
+
 
 def asked(
     engine: Engine, shape: Mapping[str, int] | None
@@ -131,12 +136,8 @@ class Forecasts:
         shape: Mapping[str, int] | None,
         budget: float | str | None,
         accumulating: bool | None,
-        new: float | None = None,
     ) -> Forecast:
-        """Return the forecast of a step; see `Session.forecast`.
-
-        With `new`, the shape counts as new with this probability.
-        """
+        """Return the forecast of a step; see `Session.forecast`."""
         n_bytes = self._budget(budget)
         step_input, table, memory = self._begins(shape, n_bytes, accumulating)
         key = self._key(step_input, memory), n_bytes
@@ -149,8 +150,8 @@ class Forecasts:
         if work is None or rates is None:
             return forecast
         seconds, _, extra = rates.parts(*work)
-        share = self._engine.seconds.is_new(step_input) if new is None else new
-        first = rates.first[bool(work[-1])] * share
+        is_new = self._engine.seconds.is_new(step_input)
+        first = rates.first[bool(work[-1])] if is_new else 0.0
         return replace(
             forecast,
             seconds=seconds + first,

@@ -291,14 +291,14 @@ def _forecasts(session: Session, anchors: _Ints, limit: int) -> _Knots:
     few = np.where(_FEW * sizes <= max(elements, sizes.max()), min(_FEW, limit), 1)
     most = np.minimum(min(limit, samples), elements // sizes).clip(1)
     times = session.summary().first_times
-    new = times.n_new / max(1, times.n_steps) if times else 0.0
+    first_seconds = times.seconds if times else 0.0
     entries = _knots.setdefault(session, LRUCache(_MOST_KNOTS))
     found = []
     for widths, n_most, n_few in zip(anchors, most.tolist(), few.tolist(), strict=True):
         key = session.budget_bytes, n_most, *widths.tolist()
         until, knot = entries.get(key, (0, [math.nan] * n_few))
         if is_known and until <= collation.n_steps:
-            knot = _knot(session, widths, n_most, new)
+            knot = _knot(session, widths, n_most, first_seconds)
             entries[key] = 2 * collation.n_steps, knot
         found.append(knot)
     return found
@@ -309,19 +309,21 @@ def _shape(session: Session, n: int, widths: _Ints) -> Mapping[str, int] | None:
     return session.collation.shape((n, *(n * widths).tolist(), *widths.tolist()))
 
 
-def _knot(session: Session, widths: _Ints, most: int, new: float) -> list[float]:
+def _knot(
+    session: Session, widths: _Ints, most: int, first_seconds: float
+) -> list[float]:
     """Return the seconds of those of `_GRID` that may run at one anchor.
 
     Args:
         session: Makes the forecasts.
         widths: (n_names,) The anchor.
         most: The most rows.
-        new: The share of shapes that are new.
+        first_seconds: What new shapes add to a step in the mean.
     """
 
     def ask(n: int, budget: int | None = None, share: int = 1) -> Forecast:
         shape = _shape(session, n, np.maximum(1, widths // share))
-        return session._forecasts.ask(shape, budget, True, new)
+        return session.forecast(shape, budget, accumulating=True)
 
     found: list[float] = []
     for n in _GRID.tolist():
@@ -347,7 +349,8 @@ def _knot(session: Session, widths: _Ints, most: int, new: float) -> list[float]
             fits = (whole or 0.0) + (n - last) * a_row <= _SAFE * told.budget_bytes
         if n > most or not fits:
             break
-        found.append(math.nan if told.seconds is None else told.seconds)
+        seconds = told.settled_seconds
+        found.append(math.nan if seconds is None else seconds + first_seconds)
     return found
 
 

@@ -887,11 +887,8 @@ class Splitter:
         some = np.unique(np.ceil(n * _SHARES)).astype(int)
         sizes = np.array([_elements(int(each), widths) for each in some])
         found = [self._ask(rows, int(each), widths) for each in some]
-        seconds = [
-            f.seconds - f.first_seconds
-            for f in found
-            if f is not None and f.seconds is not None
-        ]
+        asked = [f.settled_seconds for f in found if f is not None]
+        seconds = [each for each in asked if each is not None]
         known = len(seconds) == len(some)
         cost = np.array(seconds) if known else sizes + _FIXED * sizes[-1]
         knot: _Floats = np.r_[sizes[-1], np.interp(_SHARES * sizes[-1], sizes, cost)]

@@ -154,8 +154,8 @@ class HostUse(NamedTuple):
 
 
 MUCH = 0.1
-"""From this share of the time on, a session says what to do about new shapes: with
-multiples of 8, BERT-large stays below it on a card that builds plans."""
+"""From this share of the time on, a session says what to do about new shapes. No
+measurement set it: less is hardly worth a line."""
 FEWER_SHAPES = (
     "Libraries build plans for each shape (cuDNN's attention on Hopper and Blackwell "
     "23 to 37 ms a plan; with 1 MiB a shape, which is a guess, 1,000 shapes hold 1 GiB "

@@ -42,7 +42,6 @@ class _Session:
         )
         options = types.SimpleNamespace(warns=False)
         self._engine = types.SimpleNamespace(ranks=None, options=options)
-        self._forecasts = self
 
     def _raise_if_detached(self):
         return nn.Identity()
@@ -50,10 +49,7 @@ class _Session:
     def summary(self):
         return types.SimpleNamespace(first_times=None)
 
-    def forecast(self, shape):
-        return self.ask(shape)
-
-    def ask(self, shape, budget=None, accumulating=True, new=None):
+    def forecast(self, shape, budget=None, *, accumulating=True):
         elements = shape.get("x.0", 1) * shape.get("x.1", 1)
         seconds = 0.1 + 1e-3 * elements + 1e-6 * elements * shape.get("x.1", 1)
         fits = elements <= self.most

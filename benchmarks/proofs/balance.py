@@ -118,18 +118,19 @@ def _compared(
     plan = mimose.balance(lengths, session, n_ranks)
     took, n_unfit, n_tried = time.perf_counter() - began, 0, 0
     times = session.summary().first_times
-    new = times.n_new / times.n_steps if times else 0.0
+    first_seconds = times.seconds if times else 0.0
 
     def one(n: int, length: int) -> float:
         """Return a micro-batch's seconds, or a multiple of those of half its rows."""
         nonlocal n_unfit, n_tried
         shape = session.collation.shape((n, n * length, length))
-        told = session._forecasts.ask(shape, None, True, new)
+        told = session.forecast(shape, accumulating=True)
         n_unfit += told.fits is False
         n_tried += told.fits is None
-        if told.seconds is None and n > 1:
+        seconds = told.settled_seconds
+        if seconds is None and n > 1:
             return n / (n // 2) * one(n // 2, length)
-        return told.seconds or math.nan
+        return math.nan if seconds is None else seconds + first_seconds
 
     def seconds(ranks: Sequence[Sequence[Sequence[int]]]) -> list[float]:
         found: list[float] = []

@@ -59,7 +59,7 @@ def ask(settings: Settings, options: Options) -> Answer:
     off = max(abs(row["error"]) for row in rows if row["workload"] in _LEFT_OUT)
     answer.bars += [
         Bar("price of an operator, in the fit over the clock's, off 1",
-            abs(price / HOST.python - 1.0), 0.05, is_share=True),
+            abs(price / HOST.operator - 1.0), 0.05, is_share=True),
         Bar("the clock off a row that was left out", off, _NEAR, is_share=True),
     ]  # fmt: skip
     return answer

@@ -92,7 +92,7 @@ class _Real:
         """Return the time as all that was launched has ended."""
         torch.cuda.synchronize()
         now = time.perf_counter()
-        return Clock(now, 0.0, 0, 0.0, now, time.process_time(), 0, 0, 0, 0)
+        return Clock(now, 0.0, 0, 0.0, now, time.process_time(), 0, 0, 0)
 
 
 def _nothing() -> None:

@@ -31,8 +31,8 @@ budget, less all blocks in use, less the gaps beside them: cached segments in wh
 nothing is in use can be freed. A request of the backward may split such a segment, and
 what is left of it is lost. So if less is free than twice what the backward needs, the
 cached segments are freed first. If its need does not fit then, the forward runs again:
-first under the same plan in the clean pool, if the need fits without gaps, then with
-everything recomputed, if the plan keeps something. If neither can help, or the forward
+first under the same plan in the clean pool, then with everything recomputed, if the
+plan keeps something. If neither can help, or the forward
 cannot run again (it has edited its input, or other ranks wait), the backward may pass
 the budget by the grace. None of 105 runs of 500 steps with large blocks ends in a
 backward, and 0.4% of the forwards run again (`benchmarks.proofs backward`).
@@ -183,11 +183,9 @@ class MemoryLimit:
         budget_bytes: The present budget.
         peak_bytes: The highest reading of what the budget limits.
         has_wall: Whether the allocator can enforce the budget.
-        may_find_room: Whether a backward that `has_room` refused would have room
-            without gaps.
     """
 
-    has_wall = may_find_room = False
+    has_wall = False
 
     def __init__(self, meter: Meter, budget_bytes: int) -> None:
         self._meter = meter
@@ -463,8 +461,6 @@ class ReservedMemoryLimit(MemoryLimit):
             taken = reserved - self._start.allocated_bytes
             self._allowance.observe(held, taken, self._room_bytes)
         needed *= _ENOUGH
-        without_gaps = most - self._usage.allocated_bytes
-        self.may_find_room = without_gaps >= max(needed, block_bytes)
         is_enough = free >= needed
         return is_enough and (free >= block_bytes or self._has_block(block_bytes))
 

@@ -222,7 +222,7 @@ class Driver:
         if has_room:
             return
         layers = self._engine.layers
-        is_gaps = self._memory_limit.may_find_room and not step.retries
+        is_gaps = not step.retries
         if is_gaps and self._n_to_wait:
             self._n_to_wait, is_gaps = self._n_to_wait - 1, False
         if (is_gaps or step.keeps(layers)) and not (

@@ -40,8 +40,8 @@ from mimose.types import MOST_CONTEXTS, Context, StepInput
 
 _log = logging.getLogger(__name__)
 
-Floats: TypeAlias = NDArray[np.float64]
-Flags: TypeAlias = NDArray[np.bool_]
+_Floats: TypeAlias = NDArray[np.float64]
+_Flags: TypeAlias = NDArray[np.bool_]
 
 Mark: TypeAlias = "torch.Event | float"
 """A moment on the device or on the host."""
@@ -53,6 +53,8 @@ _LATELY, _FEW = 64, 16
 """Rates are fitted to the last 64 steps of a context and 16 optimizer steps."""
 _LEAST, _LEAST_SHAPES = 6, 3
 """With fewer steps or shapes, no rates are fitted."""
+_FEW_NEW = 32
+"""New shapes until it is asked again how much they take, which may fit rates."""
 _MORE = "~more"
 """Marks a context's steps whose plans have an extra cost: only these show its rate."""
 _DOUBT = 0.1
@@ -108,20 +110,20 @@ class Rates(NamedTuple):
         fixed = max(self.fixed, self.floor)
         return whole + self.optimizer, fixed + self.optimizer, extra
 
-    def device(self, work: Floats) -> Floats:
+    def device(self, work: _Floats) -> _Floats:
         """Return (n_steps,) the device's seconds for (n_steps, 3) work."""
         rates = np.array([self.flop, self.byte, self.extra])
-        seconds: Floats = self.fixed + work @ rates
+        seconds: _Floats = self.fixed + work @ rates
         return seconds
 
-    def host(self, work: Floats) -> Floats:
+    def host(self, work: _Floats) -> _Floats:
         """Return (n_steps,) the host's."""
-        seconds: Floats = self.floor + self.floor_extra * work[:, _COST]
+        seconds: _Floats = self.floor + self.floor_extra * work[:, _COST]
         return seconds
 
-    def kept(self, work: Floats) -> Floats:
+    def kept(self, work: _Floats) -> _Floats:
         """Return (n_steps,) the longer of both."""
-        longer: Floats = np.maximum(self.device(work), self.host(work))
+        longer: _Floats = np.maximum(self.device(work), self.host(work))
         return longer
 
 
@@ -156,7 +158,7 @@ class StepSeconds:
         self._optimizer: deque[tuple[float, int]] = deque(maxlen=_FEW)
         """Seconds of optimizer steps, and the number of the model's steps before."""
         self._n_since = 0
-        self._n_timed, self._has_said = 0, False
+        self._n_new, self._has_said = 0, False
         self._optimizer_began: Mark | None = None
 
     # ------------------------------------------------------------------ timing
@@ -182,13 +184,13 @@ class StepSeconds:
         self._n_since += 1
         is_new = self.is_new(step_input)
         self._met.add(_shape(step_input))
-        self._say_first_times(step_input.context)
+        self._say_first_times(step_input.context, is_new)
         self._timed.append((began, ended, (step_input, actions, is_new)))
 
-    def _say_first_times(self, context: Context) -> None:
-        """Say once if shapes' first times take much, every 64 steps anew."""
-        self._n_timed += 1
-        if self._has_said or self._n_timed % _LATELY:
+    def _say_first_times(self, context: Context, is_new: bool) -> None:
+        """Say once if shapes' first times take much; asked after 32 new shapes each."""
+        self._n_new += is_new
+        if self._has_said or not is_new or self._n_new % _FEW_NEW:
             return
         found = self.first_times(context)
         if found is not None and found.share > MUCH:
@@ -350,7 +352,7 @@ def _fitted(known: Sequence[tuple[float, ...]]) -> Rates:
     return rates._replace(first=(first[0] or first[1], first[1] or first[0]))
 
 
-def _with_floor(work: Floats, seconds: Floats) -> Rates:
+def _with_floor(work: _Floats, seconds: _Floats) -> Rates:
     """Return the rates of the device alone, or with a host's floor if it fits better.
 
     Args:
@@ -375,7 +377,7 @@ def _with_floor(work: Floats, seconds: Floats) -> Rates:
     return best
 
 
-def _split(work: Floats, seconds: Floats, above: Flags) -> Rates:
+def _split(work: _Floats, seconds: _Floats, above: _Flags) -> Rates:
     """Return the rates of the steps above the host's floor, and the floor of the rest.
 
     Args:

@@ -113,12 +113,12 @@ void set_card(double half_flops, double single_flops, double memory_bytes,
           attention_plan};
 }
 
-void set_host(double python, double engine, double view, double listed) {
-  host = {python, engine, view, listed};
+void set_host(double operator_seconds, double listed) {
+  host = {operator_seconds, listed};
 }
 
 using Reading = std::tuple<double, double, int64_t, double, double, double, int64_t,
-                           int64_t, int64_t, int64_t>;
+                           int64_t, int64_t>;
 
 Reading clock_of(int64_t device) {
   auto& clock = clocks[device];
@@ -126,8 +126,8 @@ Reading clock_of(int64_t device) {
   return {1e-9 * double(clock.kernels), 1e-9 * double(clock.allocator),
           clock.n_kernels,              1e6 * double(clock.flops),
           1e-9 * double(lines.now()),   1e-9 * double(lines.host_spent()),
-          clock.n_engine,               clock.n_views,
-          clock.n_listed,               clock.n_attention_plans};
+          clock.n_views,                clock.n_listed,
+          clock.n_attention_plans};
 }
 
 TORCH_LIBRARY(sim, m) {
@@ -136,12 +136,11 @@ TORCH_LIBRARY(sim, m) {
         "float host_bytes, float blas_workspace, float launch, float segment, "
         "float segment_byte, float granule, float attention_plan) -> ()",
         set_card);
-  m.def("set_host(float python, float engine, float view, "
-        "float listed) -> ()", set_host);
+  m.def("set_host(float operator_seconds, float listed) -> ()", set_host);
   m.def("forget_attention_plans() -> ()", forget_attention_plans);
   m.def("pass_on_host(int device, float seconds) -> ()",
         [](int64_t device, double seconds) { timelines[device].pass_on_host(seconds); });
-  m.def("clock(int device) -> (float, float, int, float, float, float, int, int, int, int)",
+  m.def("clock(int device) -> (float, float, int, float, float, float, int, int, int)",
         clock_of);
   m.def("start() -> ()", start);
   m.def("device_count() -> int", []() -> int64_t { return kDevices; });

@@ -12,7 +12,6 @@
 #include <ATen/Functions.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/scaled_dot_product_attention_native.h>
-#include <torch/csrc/autograd/graph_task.h>
 #include <torch/library.h>
 
 #include <array>
@@ -242,20 +241,13 @@ void hold_blas_workspace() {
     held = device_allocator().allocate(size_t(card.blas_workspace));
 }
 
-// Whether a node of a graph runs the operator, not Python.
-bool is_of_engine() {
-  return !at::GradMode::is_enabled() && torch::autograd::get_current_graph_task_id() >= 0;
-}
-
 void issue(double seconds, double flops) {
-  const bool engine = is_of_engine();
   auto& clock = clocks[current_device];
   clock.kernels += int64_t(seconds * 1e9);
   clock.n_kernels += 1;
-  clock.n_engine += engine;
   clock.n_listed += is_in_list;
   clock.flops += int64_t(flops / 1e6);
-  double price = is_in_list ? host.listed : engine ? host.engine : host.python;
+  double price = is_in_list ? host.listed : host.operator_seconds;
   timelines[current_device].issue(price, seconds);
 }
 
@@ -700,7 +692,7 @@ bool equal(Stack* stack) {
 
 void issue_view() {
   clocks[current_device].n_views += 1;
-  timelines[current_device].pass_on_host(host.view);
+  timelines[current_device].pass_on_host(host.operator_seconds);
 }
 
 void wait() {

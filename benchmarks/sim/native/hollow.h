@@ -33,9 +33,7 @@ inline Card card;
 
 // What the host takes to issue one operator, in seconds: see hollow.py.
 struct Host {
-  double python = 0;
-  double engine = 0;
-  double view = 0;
+  double operator_seconds = 0;
   double listed = 0;
 };
 inline Host host;
@@ -87,7 +85,6 @@ struct Clock {
   std::atomic<int64_t> kernels{0};
   std::atomic<int64_t> allocator{0};
   std::atomic<int64_t> n_kernels{0};
-  std::atomic<int64_t> n_engine{0};  // of them, those that nodes of a graph start
   std::atomic<int64_t> n_views{0};
   std::atomic<int64_t> n_listed{0};
   std::atomic<int64_t> n_attention_plans{0};

@@ -65,7 +65,7 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     static_cast<EventState*>(*event)->recorded = std::clock();
     int device = stream.device_index() < 0 ? current_device : stream.device_index();
     static_cast<EventState*>(*event)->hollow =
-        host.python > 0 ? timelines[device].now() : clocks[device].now();
+        host.operator_seconds > 0 ? timelines[device].now() : clocks[device].now();
   }
   void block(void*, const c10::Stream&) const override {}
   bool queryEvent(void*) const override { return true; }

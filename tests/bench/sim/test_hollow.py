@@ -106,7 +106,7 @@ def test_a_user_waits_for_the_slower_of_host_and_device(sim):
     sim.set_hollow(sim.CARDS["h100"], sim.HOST)
     small = torch.empty(8, 8, dtype=torch.bfloat16, device="sim")
     large = torch.empty(8192, 8192, dtype=torch.bfloat16, device="sim")
-    price = sim.HOST.python
+    price = sim.HOST.operator
     for tensor, decides in ((small, "host"), (large, "kernels")):
         (tensor @ tensor)[0, 0].item()  # takes its segment; the host waits
         before = sim.clock()
