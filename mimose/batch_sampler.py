@@ -25,6 +25,21 @@ With `pad_to_multiple_of` the sampler takes lengths as the collator rounds them 
 numbers of rows from a ladder. So a padded length has one number of rows, which rarely
 changes with the table. The ladder has twice each of its numbers: where twice what was
 trained limits a batch, it costs nothing.
+
+Note: [Steps of like seconds]
+In a step all ranks wait for the slowest. So the batches of one step are those next to
+each other by predicted seconds: the seconds a token at the anchors, interpolated, times
+the tokens. Steps come in random order, and so do the ranks in a step. Ranks that
+predict other seconds get other batches: the fastest begins with the longest, and each
+other one gets the longest that takes it no longer.
+
+Note: [Rounds of several ranks]
+At the begin of a round the ranks exchange their tables: the fewest rows count. A
+loader with workers draws ahead. Then a rank without workers cannot begin the round
+before the others have trained what they drew. So the exchange begins with the round,
+and its result counts as many batches later as one rank draws further ahead than
+another. An iteration that was stopped may leave exchanges that other ranks never
+began: they are recognized by the number of the iteration, and repeated.
 """
 
 from __future__ import annotations
@@ -34,8 +49,9 @@ import inspect
 import itertools
 import logging
 import math
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -44,8 +60,9 @@ from torch import distributed
 from torch.utils.data import Sampler
 
 from mimose.arguments import check_integer, check_switches
-from mimose.distributed import n_ranks
+from mimose.distributed import Exchange, n_ranks
 from mimose.exceptions import MimoseError, StateMismatchError
+from mimose.torch_private import draws_ahead
 
 if TYPE_CHECKING:
     from mimose.forecast import Forecast
@@ -91,15 +108,41 @@ BERT-large in 16 GiB had 79 and 73 shapes in 300 batches (seeds 1 and 2), and 97
 97.0%, with eight 75 and 84, 97.1% and 98.1% (`python -m benchmarks.fill`)."""
 
 _Ints: TypeAlias = NDArray[np.int64]
-_Table: TypeAlias = list[int] | None
-"""Rows at each anchor, 0 where not known yet; then the most rows and the most tokens of
-a batch, [Twice what was trained], and whether short samples are padded. Empty if
-nothing is known; None for fixed rows."""
-_N_OTHERS = 3
-"""Numbers of a table that are not rows."""
 _NEARLY = 0.9
 """Rows are limited by twice what was trained from this share of it on."""
 _NO_LIMIT = 2**53
+_SPEEDS_A_DOUBLING = 8
+"""Speeds of ranks are rounded to such steps of 9%, so that what two sessions of equal
+devices learned differently makes no difference."""
+
+
+class _Table(NamedTuple):
+    """What a round knows; without rows, nothing."""
+
+    rows: Sequence[int] = ()
+    """At each anchor, 0 where not known yet."""
+    samples: int = _NO_LIMIT
+    """The most samples of a batch: Note: [Twice what was trained]."""
+    tokens: int = _NO_LIMIT
+    """The most tokens of a batch."""
+    is_padded: bool = True
+    """Whether short samples are padded."""
+    paces: Sequence[float] = ()
+    """Seconds a token at each anchor, of the fastest rank; 0 where not known yet."""
+    delays: Sequence[float] = ()
+    """By rank: its seconds over those of the fastest. Empty if they are alike."""
+
+
+_FIXED = None
+"""In place of a table: all batches have the rows that the arguments say."""
+
+
+class _Step(NamedTuple):
+    """One batch for each rank, as positions in the order."""
+
+    batches: Sequence[_Ints]
+    seconds: Sequence[float]
+    """Predicted seconds of each rank; empty if they are not known."""
 
 
 class BatchSampler(Sampler[list[int]]):
@@ -138,6 +181,10 @@ class BatchSampler(Sampler[list[int]]):
     that a loader's workers drew ahead keep their rows, and several ranks end the round:
     `Session.micro_batches` splits a batch that does not fit any more.
 
+    In a step all ranks wait for the slowest. So their batches of one step have like
+    predicted seconds: Note: [Steps of like seconds]. The samples of a step have like
+    lengths on all ranks then.
+
     Attributes:
         n_drawn: Batches that this rank has drawn in the current epoch.
         epoch: The number of the current epoch, or of the last one; the first is 0.
@@ -165,6 +212,8 @@ class BatchSampler(Sampler[list[int]]):
         pad_to_multiple_of: To what your collator rounds padded lengths up. Then batches
             have few different shapes: Note: [A ladder of rows]. None if it does not, or
             nothing is padded.
+        balance: Whether the batches that the ranks train in one step have like
+            predicted seconds. If False, they are drawn at random.
         rank: This process's rank; None to ask `torch.distributed`.
         world_size: The number of ranks; None to ask `torch.distributed`.
 
@@ -185,6 +234,7 @@ class BatchSampler(Sampler[list[int]]):
         max_tokens: int | None = None,
         drop_last: bool = False,
         pad_to_multiple_of: int | None = None,
+        balance: bool = True,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
@@ -200,16 +250,19 @@ class BatchSampler(Sampler[list[int]]):
             )
         )
         multiple = self._multiple or 1
-        self._lengths: _Ints = -(-np.stack(columns, axis=1) // multiple) * multiple
+        found = np.stack(columns, axis=1)
+        self._elements: _Ints = found.sum(axis=1)
+        """(n_samples,) Of each sample, without padding."""
+        self._lengths: _Ints = -(-found // multiple) * multiple
         """(n_samples, n_names) As the collator rounds them up."""
-        check_switches(shuffle=shuffle, drop_last=drop_last)
+        check_switches(shuffle=shuffle, drop_last=drop_last, balance=balance)
         if session is not None and not hasattr(session, "forecast"):
             msg = f"session must be what mimose.attach returned, got {session!r}"
             raise ValueError(msg)
         if rank is None:
             rank = distributed.get_rank() if n_ranks() > 1 else 0
-        found = n_ranks() if world_size is None else world_size
-        world_size = check_integer("world_size", found)
+        size = n_ranks() if world_size is None else world_size
+        world_size = check_integer("world_size", size)
         if check_integer("rank", rank, 0) >= world_size:
             msg = f"rank must be at least 0 and below {world_size} ranks, got {rank}"
             raise ValueError(msg)
@@ -221,6 +274,7 @@ class BatchSampler(Sampler[list[int]]):
         """What was drawn in this iteration while there was no session."""
         self._seed = check_integer("seed", seed, 0)
         self._shuffle, self._drop_last = bool(shuffle), bool(drop_last)
+        self._balance = bool(balance)
         self._rank, self._world_size = rank, world_size
         self._anchors = [_anchors(own, len(columns) > 1) for own in self._lengths.T]
         self._at_anchors = np.array(list(itertools.product(*self._anchors)))
@@ -228,13 +282,16 @@ class BatchSampler(Sampler[list[int]]):
         tokens = self._lengths.sum(axis=1)
         self._most_tokens, self._half_tokens = tokens.max(), np.median(tokens)
         self.epoch = 0
-        self._table: _Table = None
+        self._table: _Table | None = _FIXED
         self.is_settled = self.is_expecting = False
         self._warned = False
         self._first_seconds = 0.0
         """What new shapes add to a step in the mean: more rows share it."""
         self._n_asked = 0
         """Batches drawn in all epochs."""
+        self._n_iterations = self._lag = 0
+        self._exchanges: deque[tuple[int, Exchange]] = deque()
+        """Exchanges of tables, and at which batch each counts."""
         self._reset()
 
     @property
@@ -260,15 +317,16 @@ class BatchSampler(Sampler[list[int]]):
         """The state that was loaded in this epoch."""
         self._is_begun = self._is_over = self._is_frozen = self._grows = False
         self._is_exhausted, self._n_before = False, 0
-        self._history: list[tuple[int, _Table]] = []
+        self._history: list[tuple[int, _Table | None]] = []
         """Each table, and the number of batches drawn before it."""
         self._order = self._sorted()
         self._is_longest = np.isin(self._order, self._lengths.argmax(axis=0))
         """(n_samples,) Which positions of the order hold a longest sample."""
         self._is_left = np.ones(len(self._order), dtype=bool)
-        self._steps: list[list[_Ints]] = []
-        """The remaining batches, as positions in the order: for each step one batch a
-        rank. The next step is the last item."""
+        self._steps: list[_Step] = []
+        """The remaining ones. The next one is the last item."""
+        self._shares: list[tuple[float, float]] = []
+        """Of each step: this rank's share of its samples, and of their elements."""
 
     def __iter__(self) -> Iterator[list[int]]:
         """Yield the sample indices of each batch of an epoch.
@@ -281,6 +339,11 @@ class BatchSampler(Sampler[list[int]]):
                 samples; or a size of the model's inputs has no bound.
         """
         _raise_if_skipping()
+        for _, exchange in self._exchanges:  # of an iteration that was stopped
+            exchange.wait()
+        self._exchanges.clear()
+        self._n_iterations += 1
+        self._n_ahead, self._lag = _drawn_ahead(), 0
         is_look = self._loaded and self._is_begun and not self._was_trained()
         if self._is_over and not is_look:
             self.epoch += 1
@@ -297,14 +360,19 @@ class BatchSampler(Sampler[list[int]]):
             alone = self.session if self._world_size == 1 else None
             now = 0 if alone is None else alone.budget
             if (not left or now < budget) and not self._is_frozen:
-                self._renew()
+                self._begin_round()
                 left = min(max(_ROUND, self._n_asked // _OF_DRAWN), _LONG_ROUND)
-                left = 1 if self._grows else left
+            while self._exchanges and self._exchanges[0][0] <= self._n_asked:
+                self._use(self._agreed(self._exchanges.popleft()[1]))
+            left = 1 if self._grows else left
             budget = now
             left -= 1
             self._n_asked += 1
             if self._steps:  # with drop_last there may be no full batch left
-                batch = self._order[self._draw()[self._rank]]
+                step = self._draw()
+                batch = self._order[step.batches[self._rank]]
+                if self._session is not None and step.seconds:
+                    self._session.collation.predicted(step.seconds)
                 self._is_over = not self._steps
                 own = self._lengths[batch]
                 drawn = len(batch), *own.sum(axis=0).tolist(), *own.max(axis=0).tolist()
@@ -339,8 +407,8 @@ class BatchSampler(Sampler[list[int]]):
         """
         is_alone = self._world_size == 1 and self.session is not None
         if is_alone and not self._history:
-            self._renew()
-            self._renew()
+            self._begin_round()
+            self._begin_round()
         if not is_alone or self._is_over or not self.is_settled:
             msg = (
                 "the length of mimose.BatchSampler is not known: the rows of its "
@@ -350,6 +418,29 @@ class BatchSampler(Sampler[list[int]]):
             raise TypeError(msg)
         self._is_frozen = True
         return self.n_drawn + len(self._steps)
+
+    def weight(self, number: int, of: str = "samples") -> float:
+        """Return the factor for the loss of a batch, a mean, on several ranks.
+
+        With it the mean over the ranks of a step, as `DistributedDataParallel` takes
+        it, is the mean over all samples of the step. One rank has factors of 1.
+
+        Args:
+            number: Which batch of this epoch, 0 for the first.
+            of: What the loss is a mean over: ``"samples"``, or ``"elements"`` for the
+                sum of the lengths, without padding.
+
+        Raises:
+            IndexError: This rank has not drawn that batch in this epoch.
+            ValueError: `of` is something else.
+        """
+        if of not in (kinds := ("samples", "elements")):
+            msg = f"of must be one of {kinds}, got {of!r}"
+            raise ValueError(msg)
+        if not 0 <= number < self.n_drawn:
+            msg = f"number must be from 0 to below {self.n_drawn}, got {number}"
+            raise IndexError(msg)
+        return self._world_size * self._shares[number][kinds.index(of)]
 
     def set_epoch(self, epoch: int) -> None:
         """Go to the start of an epoch. In that epoch already, change nothing.
@@ -456,22 +547,23 @@ class BatchSampler(Sampler[list[int]]):
         self._reset()
         ends = [*(n for n, _ in state["history"]), state["n_trained"]][1:]
         for (_, table), end in zip(state["history"], ends, strict=False):
-            self._take(table)
+            self._take(_loaded(table))
             while self.n_drawn < end:
                 self._draw()
         self._is_over = bool(self._history) and not self._steps
         if not self._history:
-            self._table = state["table"]
+            self._table = _loaded(state["table"])
         self._loaded = state
 
     def _description(self) -> dict[str, Any]:
         return {
-            "version": 2,
+            "version": 3,
             "samples": len(self._lengths),
             "tokens": int(self._lengths.sum()),
             "seed": self._seed,
             "shuffle": self._shuffle,
             "drop_last": self._drop_last,
+            "balance": self._balance,
             "max_rows": self._max_rows,
             "max_tokens": self._max_tokens,
             "pad_to_multiple_of": self._multiple,
@@ -496,7 +588,7 @@ class BatchSampler(Sampler[list[int]]):
         keys.append(sign * (logs[:, -1] + math.log(_LIKE) * noise))
         return np.lexsort([-key for key in reversed(keys)])
 
-    def _take(self, table: _Table) -> None:
+    def _take(self, table: _Table | None) -> None:
         """Cut the remaining samples into batches by a table."""
         self._table = table
         self._history.append((self.n_drawn, table))
@@ -510,20 +602,78 @@ class BatchSampler(Sampler[list[int]]):
                 batches[at : at + 1] = [batches[at][:half], batches[at][half:]]
             else:
                 batches.append(batches[-1])
+        rng = np.random.default_rng((self._seed, self.epoch, self.n_drawn))
         if self._shuffle:
-            rng = np.random.default_rng((self._seed, self.epoch, self.n_drawn))
             batches = [batches[i] for i in rng.permutation(len(batches))]
-        if table == []:
+        if table is not None and not table.rows:
             batches = [batches[i] for i in self._first_order(batches)]
         limited = self._limited(batches)[:n]
         self._grows = bool(limited)
         batches = [batches[i] for i in dict.fromkeys([*limited, *range(len(batches))])]
-        steps = [batches[i : i + n] for i in range(0, len(batches), n)]
-        self._steps = steps[::-1]
+        seconds = self._seconds(batches) if n > 1 else np.zeros(0)
+        steps = np.arange(len(batches)).reshape(-1, n)
+        if len(seconds) and self._shuffle and self._balance:
+            first = int(self._grows)
+            steps[first:] = rng.permutation(self._alike(seconds, first * n, rng))
+        delays = np.array((table and table.delays) or [1.0] * n)
+        self._steps = [
+            _Step(
+                [batches[i] for i in step],
+                (seconds[step] * delays).tolist() if len(seconds) else (),
+            )
+            for step in steps[::-1]
+        ]
+
+    def _seconds(self, batches: Sequence[_Ints]) -> NDArray[np.float64]:
+        """Return (n_batches,) the predicted seconds of the fastest rank.
+
+        None at all if nothing is known: Note: [Steps of like seconds].
+        """
+        if self._table is None or not any(self._table.paces):
+            return np.zeros(0)
+        paces = np.array(self._table.paces)
+        paces[paces == 0.0] = paces[paces > 0.0].mean()
+        found = [self._lengths[self._order[batch]] for batch in batches]
+        if self._table.is_padded:
+            longest = np.array([own.max(axis=0) for own in found])
+            elements = longest.sum(axis=1) * [len(own) for own in found]
+        else:
+            longest = np.array([own.mean(axis=0) for own in found])
+            elements = np.array([own.sum() for own in found])
+        seconds: NDArray[np.float64] = elements / _between(
+            self._anchors, 1.0 / paces, longest
+        )
+        return seconds
+
+    def _alike(
+        self, seconds: NDArray[np.float64], first: int, rng: np.random.Generator
+    ) -> _Ints:
+        """Return (n_steps, n_ranks) batches of like seconds: see the note.
+
+        Args:
+            seconds: (n_batches,) Of the fastest rank.
+            first: The first batch that has no step yet.
+            rng: Draws the ranks of equal speed.
+        """
+        n = self._world_size
+        left = (first + np.argsort(seconds[first:], kind="stable")).tolist()
+        delays = np.array((self._table and self._table.delays) or [1.0] * n)
+        if (delays == 1.0).all():
+            return rng.permuted(np.array(left).reshape(-1, n)[::-1], axis=1)
+        steps = np.empty((len(left) // n, n), dtype=np.int64)
+        for step in steps:
+            ranks = sorted(rng.permutation(n).tolist(), key=delays.__getitem__)
+            longest = seconds[left[-1]] * delays[ranks[0]] * (1.0 + 1e-9)
+            for rank in ranks:
+                own = seconds[left] * delays[rank]
+                at = max(0, int(np.searchsorted(own, longest, "right")) - 1)
+                step[rank] = left.pop(at)
+        return steps
 
     def _limited(self, batches: Sequence[_Ints]) -> list[int]:
         """Return the batches that what was trained limits, the largest first."""
-        *_, most_rows, most_tokens, _ = self._table or (_NO_LIMIT, _NO_LIMIT, 1)
+        table = self._table or _Table()
+        most_rows, most_tokens = table.samples, table.tokens
         if most_rows == _NO_LIMIT == most_tokens:
             return []
         size: dict[int, int] = {}
@@ -583,10 +733,12 @@ class BatchSampler(Sampler[list[int]]):
         """
         lengths = self._lengths[self._order[places]]
         rows = self._rows(lengths)
-        is_padded = not self._table or bool(self._table[-1])
+        table = self._table
+        is_padded = table is None or table.is_padded
         filled = np.concatenate([[0.0], np.cumsum(1.0 / rows)])
         """How many batches the samples before fill, if each takes its share of one."""
-        first = _FIRST_ROWS if self._table == [] else (len(places),)
+        is_first = table is not None and not table.rows
+        first = _FIRST_ROWS if is_first else (len(places),)
         turns = itertools.cycle(first) if sizes is None else iter(sizes)
         batches, at, lacks = [], 0, 0
         while at < len(places):
@@ -608,11 +760,16 @@ class BatchSampler(Sampler[list[int]]):
             at = end
         return batches, lacks
 
-    def _draw(self) -> list[_Ints]:
-        """Return the next batch of each rank."""
+    def _draw(self) -> _Step:
+        """Return the next step."""
         step = self._steps.pop()
-        for batch in step:
+        rows, elements = np.zeros(self._world_size), np.zeros(self._world_size)
+        for rank, batch in enumerate(step.batches):
             self._is_left[batch] = False
+            rows[rank] = len(batch)
+            elements[rank] = self._elements[self._order[batch]].sum()
+        own = self._rank
+        self._shares.append((rows[own] / rows.sum(), elements[own] / elements.sum()))
         self.n_drawn += 1
         return step
 
@@ -631,14 +788,14 @@ class BatchSampler(Sampler[list[int]]):
             # No more tokens than the longest sample has, or two rows.
             least = np.where(tokens <= self._half_tokens, 2, 1)
             rows = (self._most_tokens / tokens).clip(least, _FEW)
-            *known, limit, most_tokens, _ = self._table or (_NO_LIMIT, _NO_LIMIT, 1)
-            if any(known):
-                found = np.array(known, dtype=float)
+            limit = self._table.samples
+            if any(self._table.rows):
+                found = np.array(self._table.rows, dtype=float)
                 there = self._at_anchors.sum(axis=1)
                 fewest = (found * there)[found > 0.0].min()  # tokens of a known batch
                 first = (fewest / there).clip(1.0, max(_FEW, found.max()))
                 rows = _between(self._anchors, np.where(found, found, first), lengths)
-            rows = np.minimum(rows, most_tokens / tokens)
+            rows = np.minimum(rows, self._table.tokens / tokens)
         if self._max_tokens is not None:
             rows = np.minimum(rows, self._max_tokens / tokens)
         most = min(self._max_rows or math.inf, limit)
@@ -650,44 +807,99 @@ class BatchSampler(Sampler[list[int]]):
 
     # ------------------------------------------------------------------ tables
 
-    def _renew(self) -> None:
-        """Begin a round: make a table, and use it if it differs from the last one."""
-        before, session = self._table, self.session
-        table: _Table = [] if self.is_expecting else None
-        if session is not None:
-            table = self._forecast(session)
-            if self._world_size > 1:  # the fewest rows of all ranks
-                tables: list[Any] = [None] * self._world_size
-                distributed.all_gather_object(tables, table)
-                table = list(map(min, *tables)) if all(tables) else []
-        is_same = bool(self._history) and table == before
-        self.is_settled = is_same and any((table or ())[:-_N_OTHERS])
+    def _begin_round(self) -> None:
+        """Make a table, and use it: Note: [Rounds of several ranks]."""
+        session = self.session
+        if session is None and not self.is_expecting:
+            self._use(_FIXED)
+            return
+        table, error = _Table(), None
+        try:
+            if session is not None:
+                table = self._forecast(session)
+        except Exception as failed:
+            if self._world_size == 1:
+                raise
+            error = failed
+        if self._world_size == 1:
+            self._use(table)
+            return
+        unknown = [-1.0] * len(self._at_anchors)
+        numbers = [
+            *(self._n_iterations, self.epoch, self.n_drawn, self._n_ahead),
+            *(table.samples, table.tokens, table.is_padded),
+            *(*(table.rows or unknown), *(table.paces or unknown)),
+        ]
+        exchange = Exchange(numbers, error)
+        self._exchanges.append((self._n_asked + self._lag, exchange))
+
+    def _agreed(self, exchange: Exchange) -> _Table:
+        """Return the table of all ranks; all wait for the last one.
+
+        Raises:
+            MimoseError: They are not at the same batch of the same epoch.
+            OtherRankError: Another rank failed.
+        """
+        found = exchange.wait()
+        while (found[:, 0] < self._n_iterations).any():  # of one that was stopped
+            exchange = exchange.again()
+            found = exchange.wait()
+        if (found[:, :3] != found[0, :3]).any():
+            at = [f"{n:.0f} of epoch {e:.0f}" for _, e, n in found[:, :3]]
+            msg = (
+                f"the ranks of mimose.BatchSampler do not draw the same batches: by "
+                f"rank they are at batch {', '.join(at)}. Begin and end each epoch on "
+                f"all ranks, with the same set_epoch and the same loaded state"
+            )
+            raise MimoseError(msg)
+        self._lag = int(np.ptp(found[:, 3]))
+        samples, tokens, is_padded = found[:, 4:7].min(axis=0)
+        rows, paces = np.split(found[:, 7:], 2, axis=1)
+        if (rows < 0).any():  # a rank knows nothing yet
+            return _Table()
+        unknown = (paces <= 0).any(axis=0)
+        means = np.where(unknown, 0.0, paces.mean(axis=0))
+        delays: NDArray[np.float64] = np.ones(len(paces))
+        if not unknown.all():
+            delays = (paces[:, ~unknown] / means[~unknown]).mean(axis=1)
+        steps = np.round(_SPEEDS_A_DOUBLING * np.log2(delays / delays.min()))
+        own = (2.0 ** (steps / _SPEEDS_A_DOUBLING)).tolist() if steps.any() else ()
+        return _Table(
+            tuple(rows.min(axis=0).astype(int).tolist()),
+            *(int(samples), int(tokens), bool(is_padded)),
+            tuple((means / (np.mean(own) if own else 1.0)).tolist()),
+            tuple(own),
+        )
+
+    def _use(self, table: _Table | None) -> None:
+        """Cut the remaining samples anew if a table differs from the last one."""
+        before = self._table
+        is_same = bool(self._history) and _is_same(table, before)
+        self.is_settled = is_same and table is not None and any(table.rows)
         if not is_same:
             self._take(table)
-            has_grown = sum((table or ())[:-_N_OTHERS]) > 1.25 * sum(
-                (before or ())[:-_N_OTHERS]
-            )
-            if has_grown and before and torch.accelerator.is_available():
+            known, old = (sum(each.rows) if each else 0 for each in (table, before))
+            if known > 1.25 * old > 0 and torch.accelerator.is_available():
                 torch.accelerator.empty_cache()  # blocks of smaller batches are gaps
 
-    def _forecast(self, session: Session) -> list[int]:
+    def _forecast(self, session: Session) -> _Table:
         """Return a table with today's knowledge; the last one if nothing is known.
 
         Raises:
             MimoseError: A size of the model's inputs has no bound, or there is no size
                 of a given name.
         """
-        known, shape = self._table or [], None
+        known, shape = self._table or _Table(), None
         why = "too few of its steps could be paired with batches that were drawn"
         session.collation.end_turn()
         try:
             session.forecast({})
         except MimoseError as error:  # nothing is measured yet, or it was detached
-            known, why = [], str(error)
+            known, why = _Table(), str(error)
         else:
             shape = session.collation.shape(_drawn(1, self._at_anchors[0]))
         if shape is None:
-            if self.n_drawn >= _STILL_SMALL and not known and not self._warned:
+            if self.n_drawn >= _STILL_SMALL and not known.rows and not self._warned:
                 self._warned = True
                 _log.warning(
                     "mimose.BatchSampler still draws small batches after %d of them, "
@@ -698,11 +910,14 @@ class BatchSampler(Sampler[list[int]]):
         session.forecast(dict.fromkeys(self._names, 1))
         times = session.summary().first_times
         self._first_seconds = times.seconds if times else 0.0
-        before = known[:-_N_OTHERS] or [0] * len(self._at_anchors)
-        rows = [
-            self._best_rows(session, lengths, old)
-            for lengths, old in zip(self._at_anchors, before, strict=True)
-        ]
+        before = known.rows or [0] * len(self._at_anchors)
+        rows, paces = zip(
+            *(
+                self._best_rows(session, lengths, old)
+                for lengths, old in zip(self._at_anchors, before, strict=True)
+            ),
+            strict=True,
+        )
         tokens = self._at_anchors.sum(axis=1)
         samples, elements = (2 * most for most in session.collation.most)
         most = np.minimum(samples, elements / tokens)
@@ -712,10 +927,14 @@ class BatchSampler(Sampler[list[int]]):
         is_near = (np.array(rows) > 1) & (np.array(rows) > _NEARLY * most - 1.0)
         binds = is_near.any() or samples < needs_rows or elements < needs_tokens
         limits = (samples, elements) if binds else (_NO_LIMIT, _NO_LIMIT)
-        return [*rows, *limits, int(is_padded)]
+        return _Table(rows, *limits, is_padded, paces)
 
-    def _best_rows(self, session: Session, lengths: _Ints, old: int) -> int:
-        """Return the rows that train the most tokens a second; 0 if not known.
+    def _best_rows(
+        self, session: Session, lengths: _Ints, old: int
+    ) -> tuple[int, float]:
+        """Return the rows that train the most tokens a second, and seconds a token.
+
+        Each is 0 if not known.
 
         Args:
             session: Makes the forecasts.
@@ -745,12 +964,17 @@ class BatchSampler(Sampler[list[int]]):
             seconds = found.settled_seconds + self._first_seconds
             return math.log(n / max(1e-9, seconds)) - doubling * math.log2(n)
 
+        def paced(n: int, known: int) -> tuple[int, float]:
+            seconds = ask(known).settled_seconds
+            total = 0.0 if seconds is None else seconds + self._first_seconds
+            return n, total / (known * tokens)
+
         old = min(old, int(most))
         start = int(np.searchsorted(_GRID, old)) if old else 0
         at = _climb(score, start, (8, 4, 2, 1))
         n = _GRID[at]
         if not ask(n).fits:
-            return 0 if ask(n).fits is None else 1
+            return paced(0 if ask(n).fits is None else 1, 1)
         if n < most and ask(_GRID[at + 1]).fits is None:
             # A step beyond the measured rows recomputes everything. Its peak grows
             # linearly with rows, and half a row takes at most half.
@@ -762,8 +986,17 @@ class BatchSampler(Sampler[list[int]]):
             if whole is not None:
                 a_row = (whole - half) / (n - n_half)
                 if whole + more * a_row < _SAFE * session.budget:
-                    return min(n + more, int(most))
-        return n if not old or score(at) > score(start) + _WORTH else old
+                    return paced(min(n + more, int(most)), n)
+        best = n if not old or score(at) > score(start) + _WORTH else old
+        return paced(best, best)
+
+
+def _loaded(table: Any) -> _Table | None:
+    """Return a table after its way through JSON."""
+    if table is None:
+        return None
+    parts = (tuple(each) if isinstance(each, list) else each for each in table)
+    return _Table._make(parts)
 
 
 def _drawn(n: int, lengths: _Ints) -> tuple[int, ...]:
@@ -783,9 +1016,8 @@ def _raise_if_skipping() -> None:
         MimoseError: It does, as `accelerate.skip_first_batches` and trainers that
             resume: the batches before depended on what the session knew then.
     """
-    frame = inspect.currentframe()
-    while frame is not None:
-        n_skipped = getattr(frame.f_locals.get("self"), "skip_batches", 0)
+    for caller in _callers():
+        n_skipped = getattr(caller, "skip_batches", 0)
         if n_skipped:
             msg = (
                 f"{n_skipped} batches of mimose.BatchSampler would be skipped, which "
@@ -795,7 +1027,29 @@ def _raise_if_skipping() -> None:
                 f"of transformers with ignore_data_skip=True)"
             )
             raise MimoseError(msg)
+
+
+def _drawn_ahead() -> int:
+    """Return how many batches the loader that iterates draws ahead of the training."""
+    return max(map(draws_ahead, _callers()), default=0)
+
+
+def _callers() -> Iterator[Any]:
+    """Yield the objects whose methods are in the call stack."""
+    frame = inspect.currentframe()
+    while frame is not None:
+        if (caller := frame.f_locals.get("self")) is not None:
+            yield caller
         frame = frame.f_back
+
+
+def _is_same(table: _Table | None, before: _Table | None) -> bool:
+    """Whether two tables cut the same batches, and know as many seconds."""
+    if table is None or before is None:
+        return table is before
+    is_known, was_known = ([p > 0.0 for p in each.paces] for each in (table, before))
+    same = table._replace(paces=()) == before._replace(paces=())
+    return same and is_known == was_known
 
 
 def _climb(score: Callable[[int], float], start: int, steps: Sequence[int]) -> int:

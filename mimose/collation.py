@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 
 from mimose.exceptions import MimoseError
 from mimose.forecast import asked
+from mimose.records import RankWaits
 from mimose.types import MOST_CONTEXTS, Sizes, StepInput
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class Collation:
         n_steps: Training forwards that have begun a backward's window.
         most: The most samples of a batch that was trained, and the most elements (the
             sum of all lengths); 0 until a step is paired with a batch.
+        waits: How long ranks waited for each other, as predicted; None if not known.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -111,6 +113,7 @@ class Collation:
         """The keys whose pairs are all from a loaded state."""
         self._rules: dict[tuple[str, int], Sequence[_Line | _Bound]] = {}
         self.most, self.n_steps = (0, 0), 0
+        self.waits: RankWaits | None = None
         self._waiting: deque[Drawn] = deque()
         self._steps: list[tuple[str, Sizes]] = []
         self._is_split = False
@@ -132,6 +135,17 @@ class Collation:
         self.end_turn()
         self._waiting.append(batch)
         self._n_drawn += 1
+
+    def predicted(self, seconds: Sequence[float]) -> None:
+        """Record the predicted seconds of each rank in a step that is drawn."""
+        waits = self.waits or RankWaits(0, 0.0, 0.0, (0,) * len(seconds))
+        slowest = [own == max(seconds) for own in seconds].index(True)
+        self.waits = RankWaits(
+            waits.n_steps + 1,
+            waits.seconds + max(seconds),
+            waits.waited + max(seconds) - sum(seconds) / len(seconds),
+            tuple(n + (r == slowest) for r, n in enumerate(waits.slowest)),
+        )
 
     def end_turn(self) -> None:
         """Pair the steps since the last draw, if there were any."""

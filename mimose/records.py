@@ -183,6 +183,19 @@ class FirstTimes(NamedTuple):
     """What that comes to for each of all these steps, in the mean."""
 
 
+class RankWaits(NamedTuple):
+    """How long ranks wait for the slowest in each step, by a sampler's predictions."""
+
+    n_steps: int
+    """Steps whose seconds were predicted."""
+    seconds: float
+    """Their sum, of the slowest rank in each."""
+    waited: float
+    """The part of it that a rank waits, in the mean over the ranks."""
+    slowest: tuple[int, ...]
+    """By rank, the number of steps in which it was the slowest."""
+
+
 class AgreementUse(NamedTuple):
     """What ranks that agree have exchanged, as this rank saw it."""
 
@@ -282,6 +295,8 @@ class Summary(Totals):
     """The seconds that the last shape adds to that if all layers are kept."""
     first_times: FirstTimes | None = None
     """What shapes take the first time; None if not known, or nothing."""
+    rank_waits: RankWaits | None = None
+    """How long ranks wait for each other; None without a sampler on several ranks."""
     largest_to_come: Mapping[str, int] | None = None
     """The largest of the shapes given to `Session.expect`; None if there are none."""
     least_peak_to_come: float | None = None

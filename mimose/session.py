@@ -602,6 +602,7 @@ class Session:
             kept_units=dict(self._engine.findings.kept),
             **self._engine.memory_limit.summary(),
             **self._pace(),
+            rank_waits=self.collation.waits,
             inexact_layers=dict(self._engine.findings.inexact),
             largest_to_come=self._engine.to_come.largest,
             least_peak_to_come=self._engine.to_come.least_peak_bytes,

@@ -25,6 +25,7 @@ from torch.autograd import Variable, forward_ad
 from torch.nn.modules import module as _modules
 from torch.nn.utils import parametrize
 from torch.utils import _python_dispatch, _pytree, checkpoint
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 # ------------------------------------------------------------- tensors and storages
 
@@ -562,3 +563,19 @@ cached_parametrizations = functools.partial(getattr, parametrize, "_cache")
 
 Only turning it on is public; no thread about a way to read it was found.
 """
+
+
+# ------------------------------------------------------------- loaders
+
+
+def draws_ahead(iterator: Any) -> int:
+    """Return how many batches a loader's iterator draws before the first is trained.
+
+    0 without workers, and for everything else. Without it a sampler would take loaders
+    of several ranks for alike, and they may wait for each other forever if they have
+    other numbers of workers.
+    """
+    if not isinstance(iterator, _BaseDataLoaderIter):
+        return 0
+    workers = int(iterator._num_workers)
+    return workers * int(getattr(iterator, "_prefetch_factor", None) or 0)

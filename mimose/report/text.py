@@ -11,7 +11,15 @@ import numpy as np
 
 from mimose.budget import format_bytes
 from mimose.planners import PlanningProblem, Timeline
-from mimose.records import FEWER_SHAPES, MUCH, Records, StepRecord, Summary, kind_of
+from mimose.records import (
+    FEWER_SHAPES,
+    MUCH,
+    RankWaits,
+    Records,
+    StepRecord,
+    Summary,
+    kind_of,
+)
 from mimose.report.columns import named, table, wrapped
 from mimose.report.page import error_quantiles, format_flops, format_seconds
 from mimose.report.shapes import shape_text, shapes_of, sizes_text
@@ -148,6 +156,8 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
             f"which took {share:.0%} of their time"
             + (f". {FEWER_SHAPES}" if share > MUCH else ""),
         )
+    if summary.rank_waits is not None:
+        yield "waiting", _waits(summary.rank_waits)
     if summary.largest_to_come:
         least = summary.least_peak_to_come
         needs = "what it needs is not known yet"
@@ -161,6 +171,17 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
             f"{summary.retries} forwards, because memory ran out, or too little was "
             f"left for the backward",
         )
+
+
+def _waits(waits: RankWaits) -> str:
+    """Return how long ranks wait for the slowest, and for which most often."""
+    n_most = max(waits.slowest)
+    share = waits.waited / waits.seconds if waits.seconds else 0.0
+    return (
+        f"ranks wait {share:.1%} of the time for the slowest, as predicted for "
+        f"{waits.n_steps} steps; most often, in {n_most} of them, for rank "
+        f"{waits.slowest.index(n_most)}"
+    )
 
 
 def _pace(fixed_seconds: float, batch_seconds: float) -> str:
