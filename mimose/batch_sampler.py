@@ -359,11 +359,13 @@ class BatchSampler(Sampler[list[int]]):
         while self._steps or not self._history:
             alone = self.session if self._world_size == 1 else None
             now = 0 if alone is None else alone.budget
-            if (not left or now < budget) and not self._is_frozen:
+            is_due = (not left or now < budget) and not self._is_frozen
+            if is_due:
                 self._begin_round()
-                left = min(max(_ROUND, self._n_asked // _OF_DRAWN), _LONG_ROUND)
             while self._exchanges and self._exchanges[0][0] <= self._n_asked:
                 self._use(self._agreed(self._exchanges.popleft()[1]))
+            if is_due:
+                left = min(max(_ROUND, self._n_asked // _OF_DRAWN), _LONG_ROUND)
             left = 1 if self._grows else left
             budget = now
             left -= 1
@@ -826,7 +828,8 @@ class BatchSampler(Sampler[list[int]]):
             return
         unknown = [-1.0] * len(self._at_anchors)
         numbers = [
-            *(self._n_iterations, self.epoch, self.n_drawn, self._n_ahead),
+            *(self._n_iterations, self.epoch, self.n_drawn),
+            *(self._n_asked, self._n_ahead),
             *(table.samples, table.tokens, table.is_padded),
             *(*(table.rows or unknown), *(table.paces or unknown)),
         ]
@@ -852,9 +855,10 @@ class BatchSampler(Sampler[list[int]]):
                 f"all ranks, with the same set_epoch and the same loaded state"
             )
             raise MimoseError(msg)
-        self._lag = int(np.ptp(found[:, 3]))
-        samples, tokens, is_padded = found[:, 4:7].min(axis=0)
-        rows, paces = np.split(found[:, 7:], 2, axis=1)
+        self._n_asked = int(found[:, 3].min())  # some drew further before it stopped
+        self._lag = int(np.ptp(found[:, 4]))
+        samples, tokens, is_padded = found[:, 5:8].min(axis=0)
+        rows, paces = np.split(found[:, 8:], 2, axis=1)
         if (rows < 0).any():  # a rank knows nothing yet
             return _Table()
         unknown = (paces <= 0).any(axis=0)

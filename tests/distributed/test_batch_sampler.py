@@ -1,19 +1,100 @@
-"""A `BatchSampler` on several ranks: as many batches, by the smallest forecast."""
+"""A `BatchSampler` on several ranks: steps of like seconds, by all ranks' forecasts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+import pytest
 
-def test_ranks_draw_by_the_smallest_forecast(launch: Callable[..., Any]) -> None:
-    """One holds 512 tokens and the other 256: both draw 256, each sample once."""
-    cases = {"tokens": {"most_tokens": (512, 256)}}
-    told = launch("sampler_ranks:draw", cases, limit_seconds=120.0)["tokens"]
-    shares, lengths = [batches for batches, _ in told], told[0][1]
+_CASES: dict[str, Any] = {
+    "tokens": {"what": "draw", "most_tokens": (512, 256)},
+    "alike": {"what": "draw_unlike", "slow": (1.0, 1.02)},
+    "at random": {"what": "draw_unlike", "slow": (1.0, 1.0), "balance": False},
+    "unlike": {"what": "draw_unlike", "slow": (1.0, 2.0)},
+    "workers": {"what": "train", "n_workers": (0, 2), "stop_at": 5},
+    "other workers": {"what": "train", "n_workers": (3, 1), "stop_at": 0},
+    "failing": {"what": "fail", "failing": 1},
+    "apart": {"what": "begin_apart"},
+}
 
-    assert len(shares[0]) == len(shares[1])
+
+@pytest.fixture(scope="module")
+def told(launch: Callable[..., Any]) -> dict[str, Any]:
+    """Return what the ranks tell of each case."""
+    found: dict[str, Any] = launch("sampler_ranks:run", _CASES, limit_seconds=120.0)
+    return found
+
+
+def _shares(told: Any) -> tuple[list[list[list[int]]], Any]:
+    """Return the batches of each rank, and the lengths; each sample comes once."""
+    shares, lengths = [mine[0] for mine in told], told[0][1]
+    assert len(set(map(len, shares))) == 1
     drawn = [at for share in shares for batch in share for at in batch]
-    assert sorted(drawn) == list(range(len(lengths)))
+    assert sorted(set(drawn)) == list(range(len(lengths)))
+    assert len(drawn) <= len(lengths) + 1  # one again for an equal number of batches
+    return shares, lengths
+
+
+def test_ranks_draw_by_the_smallest_forecast(told: dict[str, Any]) -> None:
+    """One holds 512 tokens and the other 256: both draw 256, each sample once."""
+    shares, lengths = _shares(told["tokens"])
     tokens = [len(b) * max(lengths[at] for at in b) for share in shares for b in share]
     assert 128 < max(tokens) <= 256
+
+
+def _waits(told: Any) -> float:
+    """Return the slower rank's predicted seconds over the mean of both."""
+    steps = np.array(told[0][3])
+    return float(steps.max(axis=1).sum() / steps.mean(axis=1).sum())
+
+
+def test_batches_of_a_step_take_like_seconds(told: dict[str, Any]) -> None:
+    """Ranks wait for nearly nothing; at random they wait a good part of the time."""
+    for case in ("alike", "at random", "unlike"):
+        _shares(told[case])
+    assert _waits(told["alike"]) < 1.02
+    assert _waits(told["at random"]) > 1.15
+    assert _waits(told["unlike"]) < 1.10
+
+
+def test_steps_come_in_random_order(told: dict[str, Any]) -> None:
+    """The seconds of a step say nothing of those of the next one."""
+    slowest = np.array(told["alike"][0][3]).max(axis=1)
+    ranks = slowest.argsort().argsort()
+    assert len(slowest) > 40
+    assert abs(np.corrcoef(ranks[1:], ranks[:-1])[0, 1]) < 0.3
+
+
+def test_weights_make_the_mean_of_the_global_batch(told: dict[str, Any]) -> None:
+    """The mean over ranks of weighted means is the mean over all."""
+    shares, lengths = _shares(told["alike"])
+    for step, batches in enumerate(zip(*shares, strict=True)):
+        for kind, size in enumerate((np.ones(len(lengths)), np.array(lengths))):
+            sums = [size[batch].sum() for batch in batches]
+            weights = [mine[2][kind][step] for mine in told["alike"]]
+            assert np.allclose(weights, 2 * np.array(sums) / sum(sums))
+
+
+@pytest.mark.parametrize("case", ["workers", "other workers"])
+def test_ranks_have_other_numbers_of_workers(told: dict[str, Any], case: str) -> None:
+    """Nobody waits forever, also after an epoch that was stopped."""
+    for stopped, _, _ in told[case]:
+        assert len(stopped) == _CASES[case]["stop_at"]
+    drawn = [at for _, epoch, _ in told[case] for batch in epoch for at in batch]
+    assert sorted(set(drawn)) == list(range(told[case][0][2]))
+
+
+def test_an_error_on_one_is_an_error_on_all(told: dict[str, Any]) -> None:
+    """The rank that fails has its own error, and the other one names it."""
+    (other, text), (own, _) = told["failing"]
+    assert (other, own) == ("OtherRankError", "ValueError")
+    assert "nothing can be forecast here" in text
+
+
+def test_ranks_in_other_epochs_are_an_error(told: dict[str, Any]) -> None:
+    """Else they would draw samples twice, and others never."""
+    for text in told["apart"]:
+        assert "epoch 0" in text
+        assert "epoch 1" in text
