@@ -34,27 +34,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
-from torch import distributed
 from torch.utils.data import Sampler
 
-from mimose.arguments import check_integer, check_switches
-from mimose.distributed import Exchange, n_ranks
+from mimose.arguments import check_integer, check_session, check_switches
+from mimose.distributed import Exchange, own_rank
 from mimose.exceptions import MimoseError, StateMismatchError
-from mimose.rows import Floats, Ints, Rows, Table, checked
+from mimose.rows import (
+    LIKE,
+    Floats,
+    Ints,
+    Rows,
+    Table,
+    checked,
+    free_gaps,
+    round_length,
+    sort_keys,
+)
 from mimose.torch_private import draws_ahead
 
 if TYPE_CHECKING:
     from mimose.session import Session
 
-_ROUND, _LONG_ROUND = 4, 64
-"""The fewest and the most batches in a round."""
-_OF_DRAWN = 4
-"""A round has this fraction of all batches drawn so far: forecasts change less and
-less, and each table takes time of the host."""
-_LIKE, _LIKE_OF_SEVERAL = 1.015, 1.08
-"""Lengths that differ by less than this factor are shuffled. With several lengths the
-first ones are compared with the second factor, the last one with the first."""
 _SPEEDS_A_DOUBLING = 8
 """Speeds of ranks are rounded to such steps of 9%, so that what two sessions of equal
 devices learned differently makes no difference."""
@@ -177,16 +177,8 @@ class BatchSampler(Sampler[list[int]]):
         """(n_samples, n_names) As the collator rounds them up."""
         self._rows.cover(self._lengths)
         check_switches(shuffle=shuffle, drop_last=drop_last, balance=balance)
-        if session is not None and not hasattr(session, "forecast"):
-            msg = f"session must be what mimose.attach returned, got {session!r}"
-            raise ValueError(msg)
-        if rank is None:
-            rank = distributed.get_rank() if n_ranks() > 1 else 0
-        size = n_ranks() if world_size is None else world_size
-        world_size = check_integer("world_size", size)
-        if check_integer("rank", rank, 0) >= world_size:
-            msg = f"rank must be at least 0 and below {world_size} ranks, got {rank}"
-            raise ValueError(msg)
+        check_session(session)
+        rank, world_size = own_rank(rank, world_size)
         if len(self._lengths) < world_size:
             msg = f"{len(self._lengths)} samples are too few for {world_size} ranks"
             raise ValueError(msg)
@@ -277,7 +269,7 @@ class BatchSampler(Sampler[list[int]]):
             while self._exchanges and self._exchanges[0][0] <= self._n_asked:
                 self._use(self._agreed(self._exchanges.popleft()[1]))
             if is_due:
-                left = min(max(_ROUND, self._n_asked // _OF_DRAWN), _LONG_ROUND)
+                left = round_length(self._n_asked)
             left = 1 if self._grows else left
             budget = now
             left -= 1
@@ -487,17 +479,10 @@ class BatchSampler(Sampler[list[int]]):
     def _sorted(self) -> Ints:
         """Return the samples sorted by length, similar ones shuffled, longest first."""
         rng = np.random.default_rng((self._seed, self.epoch))
-        logs = np.log(self._lengths)
-        n, several = len(logs), logs.shape[1] > 1
-        jitter = math.log(_LIKE_OF_SEVERAL if several else _LIKE)
-        keys, sign = [], np.ones(n)
-        for column in logs.T[:-1]:  # the next one up and down by turns
-            shift = rng.random() if self._shuffle else 0.0
-            band = np.floor(column / jitter + shift)
-            keys.append(sign * band)
-            sign = np.where(band % 2, -sign, sign)
-        noise = rng.random(n) if self._shuffle else np.zeros(n)
-        keys.append(sign * (logs[:, -1] + math.log(_LIKE) * noise))
+        logs, shuffles = np.log(self._lengths), self._shuffle
+        shifts = [rng.random() if shuffles else 0.0 for _ in logs.T[:-1]]
+        noise = rng.random(len(logs)) if shuffles else np.zeros(len(logs))
+        keys = sort_keys(logs, shifts, math.log(LIKE) * noise)
         return np.lexsort([-key for key in reversed(keys)])
 
     def _take(self, table: Table | None) -> None:
@@ -704,9 +689,7 @@ class BatchSampler(Sampler[list[int]]):
         self.is_settled = is_same and table is not None and any(table.rows)
         if not is_same:
             self._take(table)
-            known, old = (sum(each.rows) if each else 0 for each in (table, before))
-            if known > 1.25 * old > 0 and torch.accelerator.is_available():
-                torch.accelerator.empty_cache()  # blocks of smaller batches are gaps
+            free_gaps(before, table)
 
 
 def _raise_if_skipping() -> None:

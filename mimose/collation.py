@@ -265,7 +265,7 @@ class Collation:
             return
         at = int(sizes.argmax())
         msg = (
-            f"mimose.BatchSampler cannot tell how large {name} of the model's inputs "
+            f"mimose cannot tell how large {name} of the model's inputs "
             f"becomes in a larger batch: so far it was {sizes.min():.0f} to "
             f"{sizes[at]:.0f} (with {batches[at][0]} samples), and it grows faster "
             f"than the number of samples, the sum and the largest of their lengths. "

@@ -38,6 +38,7 @@ import torch
 from numpy.typing import NDArray
 from torch import distributed, nn
 
+from mimose.arguments import check_integer
 from mimose.cost.learner import Learner
 from mimose.cost.problem import Memory
 from mimose.exactness.layer import Layer
@@ -73,6 +74,27 @@ def n_ranks() -> int:
     if not (distributed.is_available() and distributed.is_initialized()):
         return 1
     return int(distributed.get_world_size())
+
+
+def own_rank(rank: int | None, world_size: int | None) -> tuple[int, int]:
+    """Return this process's rank and the number of ranks.
+
+    Args:
+        rank: None to ask `torch.distributed`.
+        world_size: As well.
+
+    Raises:
+        ValueError: They are no integers, or the rank is not below their number.
+    """
+    if rank is None:
+        rank = distributed.get_rank() if n_ranks() > 1 else 0
+    size = n_ranks() if world_size is None else world_size
+    world_size = check_integer("world_size", size)
+    rank = check_integer("rank", rank, 0)
+    if rank >= world_size:
+        msg = f"rank must be at least 0 and below {world_size} ranks, got {rank}"
+        raise ValueError(msg)
+    return rank, world_size
 
 
 def find_ranks(agree: Any, modules: Sequence[nn.Module]) -> Ranks | None:

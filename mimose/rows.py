@@ -30,6 +30,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from mimose.arguments import check_integer
@@ -74,6 +75,14 @@ BERT-large in 16 GiB had 79 and 73 shapes in 300 batches (seeds 1 and 2), and 97
 97.0%, with eight 75 and 84, 97.1% and 98.1% (`python -m benchmarks.fill`)."""
 _NEARLY = 0.9
 """Rows are limited by twice what was trained from this share of it on."""
+_ROUND, _LONG_ROUND = 4, 64
+"""The fewest and the most batches in a round."""
+_OF_DRAWN = 4
+"""A round has this fraction of all batches drawn so far: forecasts change less and
+less, and each table takes time of the host."""
+LIKE, _LIKE_OF_SEVERAL = 1.015, 1.08
+"""Lengths that differ by less than this factor are alike. With several lengths the
+first ones are compared with the second factor, the last one with the first."""
 _NO_LIMIT = 2**53
 
 
@@ -157,15 +166,31 @@ class Rows:
         return -(-lengths // multiple) * multiple
 
     def cover(self, lengths: Ints) -> None:
-        """Lay anchors over lengths.
+        """Lay anchors over lengths; where they move, the table knows no rows any more.
 
         Args:
             lengths: (n_samples, n_names) Rounded.
         """
-        self.anchors = [_anchors(own, lengths.shape[1] > 1) for own in lengths.T]
+        anchors = [_anchors(own, lengths.shape[1] > 1) for own in lengths.T]
+        is_same = len(anchors) == len(self.anchors) and all(
+            map(np.array_equal, anchors, self.anchors)
+        )
+        if self.table is not None and not is_same:
+            self.table = self.table._replace(rows=(), paces=())
+        self.anchors = anchors
         self.at_anchors = np.array(list(itertools.product(*self.anchors)))
         tokens = lengths.sum(axis=1)
         self._most_tokens, self._half_tokens = tokens.max(), np.median(tokens)
+
+    def knows(self, lengths: Ints) -> NDArray[np.bool_]:
+        """Return (n_samples,) which lengths are not beyond the longest anchors.
+
+        Args:
+            lengths: (n_samples, n_names)
+        """
+        tops = [own[-1] for own in self.anchors]
+        found: NDArray[np.bool_] = (lengths <= tops).all(axis=1)
+        return found
 
     # ------------------------------------------------------------------ batches
 
@@ -192,6 +217,7 @@ class Rows:
                 first = (fewest / there).clip(1.0, max(_FEW, found.max()))
                 rows = _between(self.anchors, np.where(found, found, first), lengths)
             rows = np.minimum(rows, self.table.tokens / tokens)
+            rows = np.where(self.knows(lengths), rows, 1.0)
         if self._max_tokens is not None:
             rows = np.minimum(rows, self._max_tokens / tokens)
         most = min(self._max_rows or math.inf, limit)
@@ -237,6 +263,28 @@ class Rows:
             at = end
         return batches, lacks
 
+    def filled(self, lengths: Ints) -> int:
+        """Return how many of the first samples fill one batch, at least one.
+
+        Args:
+            lengths: (n_samples, n_names) In any order.
+        """
+        if self.table is None or self.table.is_padded:
+            lengths = lengths[: int(self.of(lengths[:1])[0])]
+            rows = self.of(np.maximum.accumulate(lengths))
+            fits = np.minimum.accumulate(rows) >= np.arange(1, len(rows) + 1)
+        else:
+            fits = np.cumsum(1.0 / self.of(lengths)) <= 1.0 + 1e-9
+        return len(fits) if fits.all() else max(1, int(fits.argmin()))
+
+    def seconds_of_full(self, lengths: Ints) -> Floats:
+        """Return (n_samples,) the predicted seconds of full batches of like samples.
+
+        Args:
+            lengths: (n_samples, n_names) Of one sample of each.
+        """
+        return self._seconds(lengths, lengths.sum(axis=1) * np.floor(self.of(lengths)))
+
     def seconds(self, batches: Sequence[Ints]) -> Floats:
         """Return (n_batches,) the predicted seconds of the fastest rank.
 
@@ -248,15 +296,26 @@ class Rows:
         """
         if self.table is None or not any(self.table.paces):
             return np.zeros(0)
-        paces = np.array(self.table.paces)
-        paces[paces == 0.0] = paces[paces > 0.0].mean()
         if self.table.is_padded:
             longest = np.array([own.max(axis=0) for own in batches])
             elements = longest.sum(axis=1) * [len(own) for own in batches]
         else:
             longest = np.array([own.mean(axis=0) for own in batches])
             elements = np.array([own.sum() for own in batches])
-        found: Floats = elements / _between(self.anchors, 1.0 / paces, longest)
+        return self._seconds(longest, elements)
+
+    def _seconds(self, lengths: Floats | Ints, elements: Floats | Ints) -> Floats:
+        """Return (n_batches,) seconds; none at all if nothing is known.
+
+        Args:
+            lengths: (n_batches, n_names)
+            elements: (n_batches,) The tokens of each.
+        """
+        if self.table is None or not any(self.table.paces):
+            return np.zeros(0)
+        paces = np.array(self.table.paces)
+        paces[paces == 0.0] = paces[paces > 0.0].mean()
+        found: Floats = elements / _between(self.anchors, 1.0 / paces, lengths)
         return found
 
     def limited(self, batches: Sequence[Ints]) -> list[int]:
@@ -392,6 +451,35 @@ class Rows:
         return paced(best, best)
 
 
+def round_length(n_drawn: int) -> int:
+    """Return how many batches a round has after so many."""
+    return min(max(_ROUND, n_drawn // _OF_DRAWN), _LONG_ROUND)
+
+
+def sort_keys(logs: Floats, shifts: Sequence[float], noise: Floats) -> list[Floats]:
+    """Return (n_samples,) keys by which neighbours are alike, the first one counts most.
+
+    Args:
+        logs: (n_samples, n_names) Logarithms of lengths.
+        shifts: Where the bands of all lengths but the last begin, from 0 to 1.
+        noise: (n_samples,) Is added to the last logarithm.
+    """
+    keys, sign = [], np.ones(len(logs))
+    for column, shift in zip(logs.T[:-1], shifts, strict=True):
+        band = np.floor(column / math.log(_LIKE_OF_SEVERAL) + shift)
+        keys.append(sign * band)  # the next length up and down by turns
+        sign = np.where(band % 2, -sign, sign)
+    keys.append(sign * (logs[:, -1] + noise))
+    return keys
+
+
+def free_gaps(before: Table | None, table: Table | None) -> None:
+    """Free the allocator's blocks of smaller batches, if batches become larger."""
+    known, old = (sum(each.rows) if each else 0 for each in (table, before))
+    if known > 1.25 * old > 0 and torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
+
+
 def checked(name: str, column: Sequence[int]) -> Ints:
     """Return lengths as an array.
 
@@ -455,16 +543,19 @@ def _anchors(column: Ints, is_one_of_several: bool) -> Ints:
     return np.unique(np.geomspace(low, high, n).round().astype(np.int64))
 
 
-def _between(anchors: Sequence[Ints], rows: Floats, lengths: Ints) -> Floats:
+def _between(
+    anchors: Sequence[Ints], rows: Floats, lengths: Ints | Floats
+) -> Floats:
     """Return (n_batches,) rows, interpolated: Note: [Rows by a table].
 
     Args:
         anchors: For each name, its anchors.
         rows: (n_anchors,) at every combination, the last name fastest.
-        lengths: (n_batches, n_names) Within the anchors.
+        lengths: (n_batches, n_names) Those beyond the anchors count as the last ones.
     """
     corners = [(np.zeros(len(lengths), dtype=np.int64), np.ones(len(lengths)))]
-    for axis, column in zip(anchors, lengths.T, strict=True):
+    for axis, own in zip(anchors, lengths.T, strict=True):
+        column = own.clip(axis[0], axis[-1])
         left = np.clip(np.searchsorted(axis, column, "right") - 1, 0, len(axis) - 1)
         right = np.minimum(left + 1, len(axis) - 1)
         share = (column - axis[left]) / np.maximum(axis[right] - axis[left], 1)
