@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mimose.batch_sampler import BatchSampler as BatchSampler
+    from mimose.batch_stream import BatchStream as BatchStream
     from mimose.bench.advise.command import advise as advise
     from mimose.exceptions import AdviceError as AdviceError
     from mimose.exceptions import AlreadyAttachedError as AlreadyAttachedError
@@ -38,6 +39,7 @@ else:
     _HOME = dict.fromkeys(_ERRORS.split(), "exceptions") | {
         "Balance": "global_batch",
         "BatchSampler": "batch_sampler",
+        "BatchStream": "batch_stream",
         "Forecast": "forecast",
         "Session": "session",
         "StepRecord": "records",
