@@ -36,17 +36,19 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 from torch.utils.data import Sampler
 
-from mimose.arguments import check_integer, check_session, check_switches
+from mimose.arguments import check_integer, check_switches
 from mimose.distributed import Exchange, own_rank
 from mimose.exceptions import MimoseError, StateMismatchError
 from mimose.rows import (
     LIKE,
+    Draws,
     Floats,
     Ints,
     Rows,
     Table,
     checked,
     free_gaps,
+    halved,
     round_length,
     sort_keys,
 )
@@ -68,7 +70,7 @@ class _Step(NamedTuple):
     """Predicted seconds of each rank; empty if they are not known."""
 
 
-class BatchSampler(Sampler[list[int]]):
+class BatchSampler(Sampler[list[int]], Draws):
     """Draws batches of similar lengths with as many rows as the budget allows.
 
     ::
@@ -161,6 +163,7 @@ class BatchSampler(Sampler[list[int]]):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
+        Draws.__init__(self, session)
         by_name = lengths if isinstance(lengths, Mapping) else {"lengths": lengths}
         names = list(lengths) if isinstance(lengths, Mapping) else []
         self._rows = Rows(
@@ -177,14 +180,10 @@ class BatchSampler(Sampler[list[int]]):
         """(n_samples, n_names) As the collator rounds them up."""
         self._rows.cover(self._lengths)
         check_switches(shuffle=shuffle, drop_last=drop_last, balance=balance)
-        check_session(session)
         rank, world_size = own_rank(rank, world_size)
         if len(self._lengths) < world_size:
             msg = f"{len(self._lengths)} samples are too few for {world_size} ranks"
             raise ValueError(msg)
-        self._session = session
-        self._unreported: list[tuple[int, ...]] = []
-        """What was drawn in this iteration while there was no session."""
         self._seed = check_integer("seed", seed, 0)
         self._shuffle, self._drop_last = bool(shuffle), bool(drop_last)
         self._balance = bool(balance)
@@ -197,20 +196,6 @@ class BatchSampler(Sampler[list[int]]):
         self._exchanges: deque[tuple[int, Exchange]] = deque()
         """Exchanges of tables, and at which batch each counts."""
         self._reset()
-
-    @property
-    def session(self) -> Session | None:
-        """The session that makes the forecasts.
-
-        You can set it later; it is used from the next round on.
-        """
-        return self._session
-
-    @session.setter
-    def session(self, session: Session | None) -> None:
-        """Tell it what was drawn before."""
-        self._session = session
-        self._report()
 
     # ------------------------------------------------------------------ an epoch
 
@@ -255,9 +240,8 @@ class BatchSampler(Sampler[list[int]]):
         elif self._is_begun:
             self._restart(self._loaded)
         self._is_begun = True
-        self._unreported.clear()
+        self._begin_reports()
         if self._session is not None:
-            self._session.collation.begin()
             self._n_before = self._session.collation.n_steps
         left, budget = 0, 0
         while self._steps or not self._history:
@@ -280,10 +264,7 @@ class BatchSampler(Sampler[list[int]]):
                 if self._session is not None and step.seconds:
                     self._session.collation.predicted(step.seconds)
                 self._is_over = not self._steps
-                own = self._lengths[batch]
-                drawn = len(batch), *own.sum(axis=0).tolist(), *own.max(axis=0).tolist()
-                self._unreported.append(drawn)
-                self._report()
+                self._report(self._lengths[batch])
                 yield batch.tolist()
         self._is_over = self._is_exhausted = True
 
@@ -292,13 +273,6 @@ class BatchSampler(Sampler[list[int]]):
         if self._session is None:
             return self._is_exhausted
         return self._session.collation.n_steps > self._n_before
-
-    def _report(self) -> None:
-        """Tell the session what was drawn."""
-        if self._session is not None:
-            for drawn in self._unreported:
-                self._session.collation.drew(drawn)
-            self._unreported.clear()
 
     def __len__(self) -> int:
         """Return the number of batches of the current epoch.
@@ -492,13 +466,10 @@ class BatchSampler(Sampler[list[int]]):
         n = self._world_size
         left = np.flatnonzero(self._is_left)
         batches = self._full(left) if self._drop_last else self._cut(left)[0]
-        while len(batches) % n:  # all ranks get the same number
-            at = max(range(len(batches)), key=lambda i: len(batches[i]))
-            half = len(batches[at]) // 2
-            if half:
-                batches[at : at + 1] = [batches[at][:half], batches[at][half:]]
-            else:
-                batches.append(batches[-1])
+        halved(batches, n_equal := -(-len(batches) // n) * n)
+        batches += batches[-1:] * (
+            n_equal - len(batches)
+        )  # all ranks get the same number
         rng = np.random.default_rng((self._seed, self.epoch, self.n_drawn))
         if self._shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]

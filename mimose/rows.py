@@ -27,13 +27,13 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mimose.arguments import check_integer
+from mimose.arguments import check_integer, check_session
 from mimose.exceptions import MimoseError
 
 if TYPE_CHECKING:
@@ -44,10 +44,11 @@ _log = logging.getLogger(__name__)
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
+_Batch = TypeVar("_Batch", bound=Sequence[Any])
 
 _FEW = 8
 """Rows of a batch without a limit and a session; the most rows of the first batches."""
-_FIRST_ROWS = (1, 2, 4, 8)
+FIRST_ROWS = (1, 2, 4, 8)
 """Rows of the first batches, in turn: costs per row are fitted only if rows vary."""
 _DOUBLING, _DOUBLING_OF_SEVERAL, _DOUBLING_UNPADDED = 0.03, 0.05, 0.005
 """By this share a batch twice as large must raise the tokens a second. Padding of
@@ -241,7 +242,7 @@ class Rows:
         filled = np.concatenate([[0.0], np.cumsum(1.0 / rows)])
         """How many batches the samples before fill, if each takes its share of one."""
         is_first = self.table is not None and not self.table.rows
-        first = _FIRST_ROWS if is_first else (n_samples,)
+        first = FIRST_ROWS if is_first else (n_samples,)
         turns = itertools.cycle(first) if sizes is None else iter(sizes)
         batches, at, lacks = [], 0, 0
         while at < n_samples:
@@ -451,13 +452,70 @@ class Rows:
         return paced(best, best)
 
 
+class Draws:
+    """Draws batches for a session, and reports to it what it draws.
+
+    Args:
+        session: Makes the forecasts; None if it comes later, or never.
+    """
+
+    def __init__(self, session: Session | None) -> None:
+        check_session(session)
+        self._session = session
+        self._unreported: list[tuple[int, ...]] = []
+        """What was drawn in this iteration while there was no session."""
+
+    @property
+    def session(self) -> Session | None:
+        """The session that makes the forecasts.
+
+        You can set it later; it is used from the next round on.
+        """
+        return self._session
+
+    @session.setter
+    def session(self, session: Session | None) -> None:
+        """Report to it what was drawn before."""
+        self._session = session
+        self._report()
+
+    def _begin_reports(self) -> None:
+        """Begin to draw anew."""
+        self._unreported.clear()
+        if self._session is not None:
+            self._session.collation.begin()
+
+    def _report(self, *batches: Ints) -> None:
+        """Report batches that are drawn, and those that were not reported before.
+
+        Args:
+            batches: For each, (n_samples, n_names) lengths.
+        """
+        for own in batches:
+            drawn = len(own), *own.sum(axis=0).tolist(), *own.max(axis=0).tolist()
+            self._unreported.append(drawn)
+        if self._session is not None:
+            for drawn in self._unreported:
+                self._session.collation.drew(drawn)
+            self._unreported.clear()
+
+
+def halved(batches: list[_Batch], n: int) -> None:
+    """Halve the largest batches until there are so many, or all have one sample."""
+    while len(batches) < n:
+        at = max(range(len(batches)), key=lambda i: len(batches[i]), default=0)
+        if not batches or not (half := len(batches[at]) // 2):
+            return
+        batches[at : at + 1] = [batches[at][:half], batches[at][half:]]
+
+
 def round_length(n_drawn: int) -> int:
     """Return how many batches a round has after so many."""
     return min(max(_ROUND, n_drawn // _OF_DRAWN), _LONG_ROUND)
 
 
 def sort_keys(logs: Floats, shifts: Sequence[float], noise: Floats) -> list[Floats]:
-    """Return (n_samples,) keys by which neighbours are alike, the first one counts most.
+    """Return (n_samples,) keys that sort like samples together, the first one first.
 
     Args:
         logs: (n_samples, n_names) Logarithms of lengths.
@@ -543,9 +601,7 @@ def _anchors(column: Ints, is_one_of_several: bool) -> Ints:
     return np.unique(np.geomspace(low, high, n).round().astype(np.int64))
 
 
-def _between(
-    anchors: Sequence[Ints], rows: Floats, lengths: Ints | Floats
-) -> Floats:
+def _between(anchors: Sequence[Ints], rows: Floats, lengths: Ints | Floats) -> Floats:
     """Return (n_batches,) rows, interpolated: Note: [Rows by a table].
 
     Args:

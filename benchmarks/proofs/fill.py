@@ -6,7 +6,8 @@ on samples of log-normal lengths. It reports real tokens a second of
 - a: the largest fixed number of rows that never runs out of memory, drawn at random;
 - b: the largest number of tokens that never does, in batches of similar lengths;
 - c: `mimose.BatchSampler` and a session, both with default settings;
-- d: the best number of tokens, found by trial, each under a session's plans.
+- d: the best number of tokens, found by trial, each under a session's plans;
+- s: `mimose.BatchStream` on the same samples as a stream, otherwise like c.
 
 What a and b find by trial, c must learn. They keep everything, and in another trial use
 transformers' own checkpointing for all layers: the faster one counts. If the longest
@@ -24,6 +25,7 @@ rates are samples a second of whole epochs (`--steps 3000`), and a keeps everyth
     python -m benchmarks.fill --places texts graphs time-first --parts a c --steps 3000
     python -m benchmarks.fill --places t5-large-24 --parts c --resume
     python -m benchmarks.fill --steps 300 --pad-to-multiple-of 8
+    python -m benchmarks.fill --places bert-large-16 --parts c s
 """
 
 from __future__ import annotations
@@ -46,11 +48,12 @@ QUESTION = (
 DEFAULTS = {"seed": 1, "threads": 1, "device": SIM}
 OPTIONS = (
     common.some("--places", PLACES),
-    common.some("--parts", "abcd"),
+    common.some("--parts", "abcds"),
     ("--card", {"default": "h100", "help": "h200, h100, a100, rtx4090 or a10"}),
     ("--attention-plans", {"choices": ("yes", "no"), "default": "yes"}),
     common.count("--steps", 150, "a trial, at most"),
     common.count("--pad-to-multiple-of", 1, "to which padded lengths are rounded up"),
+    common.count("--buffer", 4096, "samples that s holds"),
     common.RESUME,
 )
 
@@ -66,17 +69,22 @@ def ask(settings: Settings, options: Options) -> Answer:
             task = {**where, "card": options.card, "steps": options.steps}
             task["attention_plans"] = options.attention_plans == "yes"
             task["pad_to_multiple_of"] = options.pad_to_multiple_of
+            task["buffer"] = options.buffer
             task["first"] = _best(answer.rows, place, "b").get("size", 0)
             for told in common.measured("fill", settings, **task):
                 name = f"{place}, {part}, {told['strategy']} {told['size'] or ''}"
                 answer.add(name, [where | told], {}, (), head="trial")
     answer.table = [_line(answer.rows, place) for place in options.places]
-    ours = [row for row in answer.rows if row["part"] == "c"]
-    for what in ("ooms", "over"):
-        answer.bars.append(Bar(f"c: {what}", sum(row[what] for row in ours), 0))
+    for part in sorted({"c", "s"}.intersection(options.parts)):
+        ours = [row for row in answer.rows if row["part"] == part]
+        for what in ("ooms", "over"):
+            answer.bars.append(Bar(f"{part}: {what}", sum(r[what] for r in ours), 0))
     for line in answer.table:
         place = str(line["place"])
         clock = "" if place in OF_OTHER_DIMENSIONS else "user's "
+        streamed = line["user's s/c"]
+        if isinstance(streamed, float):
+            answer.bars.append(Bar(f"{place}: user's s ÷ c", streamed, at_least=0.95))
         for part, least in (("a", PLACES[place].bar), ("d", 0.97)):
             found = line[f"{clock}c/{part}"]
             if isinstance(found, float) and not (part == "d" and not clock):
@@ -112,6 +120,8 @@ def _line(rows: Iterable[Mapping[str, Any]], place: str) -> dict[str, object]:
             if part != "c":
                 mine = _best(rows, place, "c", name).get(name)
                 ratios[f"{clock}c/{part[-1]}"] = rate and mine and mine / rate
+        streamed, drawn = (_best(rows, place, part, name).get(name) for part in "sc")
+        ratios[f"{clock}s/c"] = streamed and drawn and streamed / drawn
     return {
         "place": place,
         **{part: rate and round(rate) for part, rate in rates.items()},

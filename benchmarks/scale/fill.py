@@ -10,7 +10,7 @@ import random
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 
@@ -74,6 +74,7 @@ _LIKE = 1.08
 """Samples go together whose first lengths lie within such a factor."""
 
 Group: TypeAlias = Sequence[Sizes]
+_Batch = TypeVar("_Batch")
 
 
 class Trials:
@@ -81,8 +82,8 @@ class Trials:
 
     Args:
         task: ``place``, ``card``, ``device``, ``seed``, ``steps``, and, if they are not
-            ``True`` and 1, ``attention_plans`` and ``pad_to_multiple_of``, to which
-            padded lengths are rounded up.
+            ``True``, 1 and 4096, ``attention_plans``, ``pad_to_multiple_of``, to which
+            padded lengths are rounded up, and ``buffer``, the samples that s holds.
         place: The place; None for that of `PLACES`.
     """
 
@@ -91,6 +92,7 @@ class Trials:
         workload, self.actions = self.place.workload, self.place.actions
         self.seed, self.most_steps = task["seed"], task["steps"]
         self.multiple = task.get("pad_to_multiple_of", 1)
+        self.buffer = task.get("buffer", 4096)
         self.samples = list(workload.sizes(self.place.n_samples, self.seed))
         self.run = build(workload, {**task, "gib": self.place.gib})
         self.run.train(tuple(low for low, _ in workload.spans), 1)
@@ -232,9 +234,10 @@ class Trials:
             if rates[-1] < 0.99 * max(rates):
                 return
 
-    def ours(self) -> dict[str, Any]:
-        """Return the row of the sampler's own batches."""
-        told = self.try_out(self.actions, 0, self.drawn(), _UNTIL_LEARNED)
+    def ours(self, part: str = "c") -> dict[str, Any]:
+        """Return the row of the sampler's own batches (c), or of the stream's (s)."""
+        groups = self.drawn() if part == "c" else self.streamed()
+        told = self.try_out(self.actions, 0, groups, _UNTIL_LEARNED)
         return told | {"settled": self.settled}
 
     def drawn(self) -> Iterator[Group]:
@@ -253,10 +256,27 @@ class Trials:
                 self.settled = n_drawn
             yield [self.samples[at] for at in batch]
 
-    def _batches(self, sampler: mimose.BatchSampler) -> Iterator[list[int]]:
-        yield from sampler
+    def streamed(self) -> Iterator[Group]:
+        """Yield the batches of the same samples as a stream."""
+        names = self.place.names
+        stream = mimose.BatchStream(
+            self.samples,
+            self.session,
+            length=lambda sample: dict(zip(names, sample, strict=False)),
+            collate_fn=list,
+            buffer=self.buffer,
+            seed=self.seed,
+            pad_to_multiple_of=self.multiple if self.multiple > 1 else None,
+        )
+        for n_drawn, group in enumerate(self._batches(stream), 1):
+            if stream.is_settled and self.settled is None:
+                self.settled = n_drawn
+            yield group
+
+    def _batches(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
+        yield from batches
         while self.place.workload not in OF_OTHER_DIMENSIONS.values():
-            yield from sampler
+            yield from batches
 
 
 def padded(group: Group, multiple: int = 1) -> Sizes:
@@ -341,8 +361,8 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """
     warnings.filterwarnings("ignore")
     trials = Trials(task)
-    if task["part"] == "c":
-        yield trials.ours()
+    if task["part"] in "cs":
+        yield trials.ours(task["part"])
     elif task["part"] == "d":
         yield from trials.oracle(task["first"])
     else:

@@ -1,0 +1,237 @@
+"""Batches from a stream: each sample once, in time, of like lengths, and resumed."""
+
+import itertools
+import json
+import logging
+import random
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+pytest.importorskip("hypothesis")
+
+from hypothesis import given, settings  # noqa: E402 (behind importorskip)
+from hypothesis import strategies as st  # noqa: E402
+
+import mimose  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).parent / "fixtures"))
+from sampler_ranks import Session  # noqa: E402
+
+_LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=200)
+_OPTIONS = st.fixed_dictionaries(
+    {
+        "buffer": st.integers(1, 40),
+        "max_rows": st.none() | st.integers(1, 9),
+        "max_tokens": st.none() | st.integers(1, 900),
+        "pad_to_multiple_of": st.none() | st.just(8),
+        "seed": st.integers(0, 3),
+    }
+)
+_TAIL = [round(8 * 1.014 ** (7 * i % 400)) for i in range(400)]
+"""From 8 to 2,050, most of them short."""
+
+
+class _Source:
+    """A stream of (number, length) that counts what was pulled, and has a state."""
+
+    def __init__(self, lengths):
+        self._lengths, self._at, self.n_pulled = lengths, 0, 0
+
+    def __iter__(self):
+        self._at, at = 0, self._at
+        for self.n_pulled in range(at + 1, len(self._lengths) + 1):
+            yield self.n_pulled - 1, self._lengths[self.n_pulled - 1]
+
+    def state_dict(self):
+        return {"n_pulled": self.n_pulled}
+
+    def load_state_dict(self, state):
+        self._at = state["n_pulled"]
+
+
+def _stream(samples, session=None, **options):
+    options = {"length": lambda sample: sample[1], "collate_fn": list, **options}
+    return mimose.BatchStream(samples, session, **options)
+
+
+def _numbers(batches):
+    return [number for batch in batches for number, _ in batch]
+
+
+def _padding(batches):
+    held = sum(len(batch) * max(n for _, n in batch) for batch in batches)
+    return 1.0 - sum(n for batch in batches for _, n in batch) / held
+
+
+@settings(deadline=None, max_examples=60)
+@given(_LENGTHS, _OPTIONS, st.booleans(), st.booleans())
+def test_each_sample_comes_once_and_in_time(lengths, options, has_session, is_sorted):
+    """Within the limits, the next time as well; none waits for twice the buffer."""
+    source = _Source(sorted(lengths) if is_sorted else lengths)
+    stream = _stream(source, Session(2**10) if has_session else None, **options)
+    for _ in range(2):
+        seen_at, batches = {}, []
+        for turn, batch in enumerate(stream):
+            seen_at.update(dict.fromkeys(range(len(seen_at), source.n_pulled), turn))
+            assert all(turn - seen_at[n] < 2 * options["buffer"] for n, _ in batch)
+            batches.append(batch)
+        assert list(range(len(lengths))) == sorted(_numbers(batches))
+        assert len(batches) == stream.n_drawn
+        for batch in batches:
+            assert len(batch) <= (options["max_rows"] or len(batch))
+            tokens = len(batch) * max(length for _, length in batch)
+            assert len(batch) == 1 or tokens <= (options["max_tokens"] or tokens)
+
+
+@pytest.mark.parametrize("order", ["random", "longest last"])
+def test_batches_are_of_like_lengths(order):
+    """Of a heavy tail; a long sample does not wait for others like it."""
+    rng = random.Random(0)
+    lengths = [min(4000, round(100 * rng.paretovariate(1.5))) for _ in range(4000)]
+    lengths = sorted(lengths) if order == "longest last" else lengths
+    batches = list(_stream(list(enumerate(lengths)), max_tokens=8000))
+    assert _padding(batches) < 0.08
+    assert len(batches) < 1.25 * len(list(mimose.BatchSampler(lengths, max_tokens=8000)))
+
+
+def test_the_buffer_shuffles():
+    """Samples of one length move by about a buffer, and none comes before its time."""
+    batches = list(_stream([(i, 7) for i in range(4000)], max_rows=4, buffer=400))
+    moved = np.array([turn * 4 - n for turn, b in enumerate(batches) for n, _ in b])
+    assert moved.min() >= -400
+    assert 100 < moved.std() < 800
+    again = list(_stream([(i, 7) for i in range(4000)], max_rows=4, buffer=400, seed=1))
+    assert batches != again
+
+
+def test_what_was_never_seen_is_not_trusted():
+    """First batches are small, the longest comes second; a longer one comes alone."""
+    first = [(i, 8 + i % 50) for i in range(99)]
+    later = [(i, 4 + i) for i in range(99, 600)]
+    session = Session(2**11)
+    batches = list(_stream([*first, *later], session, buffer=99))
+    assert 8 >= max(map(len, batches[:3]))
+    assert 57 in [length for _, length in batches[1]]
+    assert all(len(b) * max(n for _, n in b) <= 2**11 for b in batches)
+    unknown = _stream(first)
+    unknown.is_expecting = True
+    assert {1, 8} <= {len(batch) for batch in unknown} <= set(range(1, 9))
+
+
+def test_a_session_that_comes_later_hears_of_all_batches():
+    """It makes the forecasts from the next round on."""
+    stream = _stream([(i, 8 + i % 50) for i in range(3000)])
+    stream.is_expecting = True
+    drawing = iter(stream)
+    small = list(itertools.islice(drawing, 5))
+    stream.session = Session(2**12)
+    rest = list(drawing)
+    assert len(small) + len(rest) == len(stream.session.collation.drawn)
+    assert max(map(len, small)) <= 8 < max(map(len, rest))
+    assert stream.is_settled
+
+
+@pytest.mark.parametrize(
+    ("length", "samples", "lengths"),
+    [
+        ("ids", [{"ids": [1, 2, 3]}, {"ids": torch.arange(5)}], [3, 5]),
+        ("n", [{"n": 4}, {"n": torch.tensor(6)}, {"n": np.int32(2)}], [2, 4, 6]),
+        (len, [b"abc", b"a"], [1, 3]),
+        (lambda s: {"x.1": s, "y.1": 9 - s}, [1, 2, 3], [9, 9, 9]),
+    ],
+)
+def test_lengths_are_of_columns_or_functions(length, samples, lengths):
+    """A column counts or says it; a function may return several by name."""
+    session = Session(2**10)
+    list(mimose.BatchStream(samples, session, length=length, collate_fn=list))
+    drawn = session.collation.drawn
+    n_names = len(drawn[0]) // 2
+    assert sum(lengths) == sum(sum(batch[1 : 1 + n_names]) for batch in drawn)
+
+
+@pytest.mark.parametrize(
+    ("length", "said"),
+    [
+        (lambda sample: 1 // (2 - sample), "sample 2 of the stream, a int, cannot"),
+        (lambda sample: 2.5 if sample else 1, "sample 1 of the stream must be an int"),
+        (lambda sample: 2 - sample, "sample 2 of the stream must be .* at least 1, got 0"),
+        (lambda sample: {str(sample // 3): 1}, r"sample 3 of .* \['1'\], .* \['0'\]"),
+        ("ids", "sample 0 of the stream, a int, cannot be found, because of TypeError"),
+    ],
+)
+def test_a_wrong_length_names_the_sample(length, said):
+    """And what was returned or raised for it."""
+    stream = mimose.BatchStream(range(9), length=length, collate_fn=list)
+    with pytest.raises((mimose.MimoseError, ValueError), match=said):
+        list(stream)
+
+
+def test_an_empty_stream_is_an_error():
+    """So is a generator in its second iteration; until its end it goes on."""
+    stream = _stream(((i, 5) for i in range(100)), buffer=20)
+    begun = list(itertools.islice(stream, 3))
+    assert list(range(100)) == sorted(_numbers([*begun, *stream]))
+    with pytest.raises(mimose.MimoseError, match="got no sample"):
+        list(stream)
+
+
+def test_bytes_bound_the_buffer(caplog):
+    """A message says once how many samples it holds; each still comes once."""
+
+    class Text:
+        def __init__(self, at):
+            self.parts = {"ids": torch.zeros(at % 5 + 100), "more": ("x" * 100, [0] * 25)}
+
+    source = [Text(at) for at in range(200)]
+    stream = mimose.BatchStream(
+        iter(source),
+        length=lambda text: len(text.parts["ids"]),
+        collate_fn=list,
+        buffer_bytes="20KiB",
+        max_rows=2,
+    )
+    with caplog.at_level(logging.WARNING, "mimose"):
+        batches = list(stream)
+    assert 200 == len({id(text) for batch in batches for text in batch})
+    (record,) = caplog.records
+    assert "holds 29 samples, not 1024" in record.getMessage()
+
+
+@settings(deadline=None, max_examples=40)
+@given(_LENGTHS, _OPTIONS, st.data())
+def test_a_stream_goes_on_where_it_was(lengths, options, data):
+    """By a state out of JSON: nothing is lost or repeated, also the second time."""
+    trained, state = [], None
+    for _ in range(3):
+        stream = _stream(_Source(lengths), **options)
+        if state is not None:
+            stream.load_state_dict(state)
+        n = data.draw(st.integers(1, 30))
+        trained += itertools.islice(stream, n)
+        state = json.loads(json.dumps(stream.state_dict()))
+        if state["held"] is None:
+            break
+    if state["held"] is not None:
+        rest = _stream(_Source(lengths), **options)
+        rest.load_state_dict(state)
+        trained += rest
+    assert list(range(len(lengths))) == sorted(_numbers(trained))
+
+
+def test_a_source_without_a_state_says_what_is_lost(caplog):
+    """And a state of another rank or seed is refused."""
+    samples = [(i, 5) for i in range(100)]
+    stream = _stream(samples, max_rows=2, buffer=30)
+    assert 3 == len(list(itertools.islice(stream, 3)))
+    state = stream.state_dict()
+    with caplog.at_level(logging.WARNING, "mimose"):
+        _stream(samples, buffer=30).load_state_dict(state)
+    (record,) = caplog.records
+    assert "28 samples that were in the buffer are not trained" in record.getMessage()
+    assert "6 samples are trained again" in record.getMessage()
+    with pytest.raises(mimose.StateMismatchError, match="'seed': 1"):
+        _stream(samples, seed=1).load_state_dict(state)
