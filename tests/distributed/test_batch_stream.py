@@ -1,0 +1,78 @@
+"""A `BatchStream` on two ranks: unequal streams, like seconds, errors, a resume."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+_CASES: dict[str, Any] = {
+    "even": {"what": "draw", "of_ranks": (700, 250)},
+    "early": {"what": "draw", "of_ranks": (20, 400), "has_session": False},
+    "stop": {"what": "draw", "of_ranks": (700, 250), "even_batches": False},
+    "alike": {"what": "draw", "of_ranks": (3000, 3000), "buffer": 400},
+    "resume": {"what": "resume", "of_ranks": (500, 700), "stop_at": 40},
+    "failing": {"what": "fail", "of_ranks": (700, 700), "fails_at": 300},
+    "empty": {"what": "fail", "of_ranks": (0, 700)},
+}
+
+
+@pytest.fixture(scope="module")
+def told(launch: Callable[..., Any]) -> dict[str, Any]:
+    """Return what the ranks tell of each case."""
+    found: dict[str, Any] = launch("stream_ranks:run", _CASES, limit_seconds=120.0)
+    return found
+
+
+@pytest.mark.parametrize("case", ["even", "early", "alike"])
+def test_all_end_together(told: dict[str, Any], case: str) -> None:
+    """Each sample comes once; a rank that has no more repeats one, and says so."""
+    assert len(told[case][0]) == len(told[case][1])
+    for n, drawn in zip(_CASES[case]["of_ranks"], told[case], strict=True):
+        new = [numbers for numbers, _, is_repeated in drawn if not is_repeated]
+        assert list(range(n)) == sorted(number for batch in new for number in batch)
+        again = [numbers for numbers, _, is_repeated in drawn if is_repeated]
+        assert all(len(numbers) == 1 for numbers in again)
+        assert again == [drawn[len(new) - 1][0][:1]] * len(again) or n == 3000
+
+
+def test_all_stop_with_the_first(told: dict[str, Any]) -> None:
+    """With `even_batches=False`: the shorter stream comes once, nothing is repeated."""
+    longer, shorter = told["stop"]
+    assert len(longer) == len(shorter)
+    for drawn in (longer, shorter):
+        numbers = [number for batch, _, _ in drawn for number in batch]
+        assert len(set(numbers)) == len(numbers)
+        assert not any(is_repeated for _, _, is_repeated in drawn)
+    assert sorted(n for batch, _, _ in shorter for n in batch) == list(range(250))
+
+
+def test_random_leaders_take_like_seconds(told: dict[str, Any]) -> None:
+    """The slower rank takes less over the mean there than where the oldest leads."""
+    n = 200
+    taken = np.array([[s for _, s, _ in drawn[:n]] for drawn in told["alike"]])
+    waits = taken.max(axis=0) / taken.mean(axis=0)
+    assert waits[21::2].mean() < 1.1
+    assert waits[21::2].mean() < waits[20::2].mean()
+
+
+def test_ranks_go_on_where_they_were(told: dict[str, Any]) -> None:
+    """Each by its state: nothing is lost, and only a dry rank repeats a sample."""
+    assert len(told["resume"][0]) == len(told["resume"][1])
+    for n, batches in zip(_CASES["resume"]["of_ranks"], told["resume"], strict=True):
+        numbers = [number for batch in batches for number in batch]
+        assert set(range(n)) == set(numbers)
+        assert len(numbers) == n or n == 500
+
+
+def test_an_error_on_one_is_an_error_on_all(told: dict[str, Any]) -> None:
+    """At the same batch, with the text of the rank that failed."""
+    (n, other, text), (n_own, own, _) = told["failing"]
+    assert n == n_own > 0
+    assert (other, own) == ("OtherRankError", "OSError")
+    assert "sample 300 cannot be read" in text
+    (_, own, text), (n, other, _) = told["empty"]
+    assert (n, own, other) == (0, "MimoseError", "OtherRankError")
+    assert "got no sample" in text
