@@ -93,7 +93,8 @@ class BatchStream(Draws):
             function of a sample that returns its length, or several lengths by the
             names of sizes, as `BatchSampler` takes them.
         collate_fn: Makes a batch of a list of samples.
-        buffer: The most samples in the buffer.
+        buffer: The most samples in the buffer, which is full before the first batch.
+            Batches with many rows are padded more if it holds few of them.
         buffer_bytes: The most bytes of these, up to one sample more. What counts are
             tensors, arrays, texts and numbers, in containers and in attributes.
         seed: Seed of the random order; the same on all ranks.
@@ -209,8 +210,8 @@ class BatchStream(Draws):
         self._error: Exception | None = None
         self._cuts: list[tuple[int, Ints]] = []
         """Of batches of all that is held the oldest number, and all; at the end."""
-        self._last: tuple[list[Any], Ints] | None = None
-        """A sample of the last batch, and its lengths."""
+        self._last: tuple[int, Any, Ints] | None = None
+        """A sample of the last batch: its number, itself, and (1, n_names) lengths."""
         self._largest: int | None = None
         """The number of a sample in the largest batch that is allowed."""
         self._quantiles = np.zeros(0)
@@ -276,7 +277,7 @@ class BatchStream(Draws):
             found = _size(sample[self._length]) if is_column else self._length(sample)
         except Exception as error:
             msg = (
-                f"{what}, a {type(sample).__name__}, cannot be found, because of "
+                f"{what} ({type(sample).__name__}) cannot be found, because of "
                 f"{type(error).__name__}: {error}. Give the name of a column of one "
                 f"dimension, or a function of a single sample"
             )
@@ -407,9 +408,9 @@ class BatchStream(Draws):
         self.is_repeated = not len(self._numbers)
         if self.is_repeated:
             assert self._last is not None
-            samples, lengths = self._last
+            _, sample, lengths = self._last
             self._report(lengths)
-            return samples
+            return [sample]
         is_turn = self.n_drawn % 2 == 0  # of the oldest sample
         rng = np.random.default_rng((self._seed, self._epoch, self.n_drawn))
         if self._cuts:
@@ -420,13 +421,11 @@ class BatchStream(Draws):
         else:
             at = int(self._numbers.argmin()) if is_turn else self._leader(rng)
             own = self._around(at, rng)
-        lengths = self._lengths[own]
+        lengths, numbers = self._lengths[own], self._numbers[own].tolist()
         self._report(lengths)
-        samples, sizes = zip(
-            *map(self._samples.pop, self._numbers[own].tolist()), strict=True
-        )
+        samples, sizes = zip(*map(self._samples.pop, numbers), strict=True)
         self._n_bytes -= sum(sizes)
-        self._last = [samples[0]], lengths[:1]
+        self._last = numbers[0], samples[0], lengths[:1]
         self._numbers = np.delete(self._numbers, own)
         self._lengths = np.delete(self._lengths, own, axis=0)
         return list(samples)
@@ -476,6 +475,12 @@ class BatchStream(Draws):
         self._next_state = self._n_pulled + max(1, self._most // 4)
         if hasattr(self._stream, "state_dict"):
             self._states.append((self._n_pulled, self._stream.state_dict()))
+            self._drop_states(min(self._samples, default=self._n_pulled))
+
+    def _drop_states(self, oldest: int) -> None:
+        """Drop all states before the last one that has a sample still to come."""
+        while len(self._states) > 1 and self._states[1][0] <= oldest:
+            self._states.popleft()
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position in the stream, as JSON data if the state of `samples` is.
@@ -485,13 +490,15 @@ class BatchStream(Draws):
         it keeps the state of `samples` before the oldest sample in the buffer, and
         which samples after that were not drawn. On several ranks save each rank's.
         """
+        if self._loaded is not None:
+            return dict(self._loaded)
         state = {"of": self._description(), "epoch": self._epoch, "held": None}
         if not self._is_within:
             return state
         held = sorted(self._samples)
-        oldest = held[0] if held else self._n_pulled
-        while len(self._states) > 1 and self._states[1][0] <= oldest:
-            self._states.popleft()
+        if not held and self._world_size > 1 and self._last is not None:
+            held = [self._last[0]]  # to be repeated
+        self._drop_states(held[0] if held else self._n_pulled)
         n_before, source = self._states[0]
         return {
             **state,
