@@ -229,16 +229,13 @@ class BatchStream(Draws):
                 sample = next(self._source, _END)
                 number, self._is_dry = self._n_pulled, sample is _END
                 if not self._is_dry and number not in self._skipped:
-                    pulled[number] = self._measured(sample, number)
-                    n_bytes = content_bytes(sample)
-                    self._samples[number] = sample, n_bytes
+                    lengths, n_bytes = self._measured(sample, number), content_bytes(sample)
+                    self._samples[number], pulled[number] = (sample, n_bytes), lengths
                     self._n_bytes += n_bytes
                 self._n_pulled += not self._is_dry
                 if self._n_pulled >= self._next_state:
                     self._keep_state()
-        except Exception as failed:
-            if self._world_size == 1:
-                raise
+        except Exception as failed:  # the next round raises it
             self._error, self._is_dry = failed, True
         if not pulled:
             return self._is_dry != was_dry
@@ -298,10 +295,11 @@ class BatchStream(Draws):
 
     def _begin_round(self) -> int:
         """Return how many batches the round has; 0 at the end."""
-        error, cuts = self._error, list[Ints]()
+        error, cuts = None, list[Ints]()
         try:
-            if error is None:
-                cuts = self._learn()
+            if self._error is not None:
+                raise self._error
+            cuts = self._learn()
         except Exception as failed:
             if self._world_size == 1:
                 raise

@@ -117,18 +117,29 @@ class Collation:
         self._waiting: deque[Drawn] = deque()
         self._steps: list[tuple[str, Sizes]] = []
         self._is_split = False
+        self._n_open = 0
         self.begin()
 
     # ------------------------------------------------------------------ pairs
 
     def begin(self) -> None:
         """Begin to draw anew: batches that still wait are not trained any more."""
-        self._pair(len(self._waiting), [] if self._is_split else self._steps)
-        self._waiting.clear()
-        self._steps, self._n_drawn, self._is_split = [], 0, False
+        n_over = len(self._waiting) - self._n_open
+        self._pair(n_over, [] if self._is_split else self._steps)
+        self._steps, self._n_drawn, self._is_split = [], self._n_open, False
+        self._n_open = 0
         self._is_first = True
         self._of_first: list[tuple[str, Sizes]] | None = None
         """The steps of the first turn, while the second one draws."""
+
+    def keep(self, n_open: int) -> None:
+        """Say that the last batches that wait are trained after the next `begin`.
+
+        Args:
+            n_open: How many; their gradients are accumulated with those of batches that
+                are drawn then.
+        """
+        self._n_open = n_open
 
     def drew(self, batch: Drawn) -> None:
         """Record a batch that is drawn: Note: [Which step trains a batch]."""

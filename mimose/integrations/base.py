@@ -95,17 +95,22 @@ class SessionCallback:
             self._trained = self._sampler.epoch, self._sampler.n_drawn
         return True
 
-    def _count_batch(self) -> None:
-        """Record that a batch was trained."""
+    def _count_batch(self, n_open: int = 0) -> None:
+        """Record that a batch was trained.
+
+        Args:
+            n_open: How many batches of the epoch before were not trained yet when the
+                sampler's present epoch began.
+        """
         if self._sampler is not None:
             epoch, n_trained = self._trained
             now = self._sampler.epoch
-            self._trained = now, (n_trained if now == epoch else 0) + 1
+            self._trained = now, (n_trained if now == epoch else -n_open) + 1
 
     def _drawn(self) -> dict[str, Any] | None:
         """Return the sampler's state; None without a `BatchSampler`."""
         if self._sampler is not None:
-            self._batches = self._sampler.state_dict(self._trained[1])
+            self._batches = self._sampler.state_dict(max(0, self._trained[1]))
         return self._batches
 
     def _recall(self, learned: Mapping[str, Any] | None) -> None:

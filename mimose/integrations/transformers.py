@@ -8,6 +8,14 @@ calls it and the trainer that calls the handler. It moves to the front of the ha
 list, so that all loggers get its metrics. It wraps the trainer's `train`, so that an
 exception restores the model, and its `training_step`, so that a failed backward can be
 repeated.
+
+Note: [Whole windows]
+A window is what `gradient_accumulation_steps` batches train, and its gradient is to be
+that of one batch of all its samples. Transformers gives the number of labels in the
+window to models whose forward takes any argument, but many of them ignore it, and
+return a mean (https://github.com/huggingface/transformers/issues/47688). So each batch
+is given its own number, and its loss is multiplied by that and divided by the window's.
+That is right for a model that ignores the number and for one that does not.
 """
 
 from __future__ import annotations
@@ -21,6 +29,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
+import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -158,8 +167,8 @@ class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Count a batch that was trained."""
-        del args, state, control, kwargs
-        self._count_batch()
+        del args, state, control
+        self._count_batch(getattr(kwargs.get("train_dataloader"), "n_open", 0))
 
     on_substep_end = on_step_end
 
@@ -264,8 +273,12 @@ def fill_budget(
     The class adds a `MimoseCallback`, and trains on the batches of a
     `mimose.BatchSampler` instead of ``per_device_train_batch_size`` rows. Evaluation
     does not change. Set ``max_steps``, because the number of batches in an epoch is not
-    known in advance. A resumed run continues after the last trained batch; the
-    trainer's own skipping is switched off (``ignore_data_skip``).
+    known in advance. If an epoch ends inside a window of
+    ``gradient_accumulation_steps``, the batches of the next one complete it, and what
+    runs at the end of epochs runs after that step. The gradient of a window is that of
+    one batch of all its samples, if the loss is a mean over labels that are not -100,
+    or without ``labels`` over rows. A resumed run continues after the last trained
+    batch; the trainer's own skipping is switched off (``ignore_data_skip``).
 
     Args:
         trainer_class: `Trainer`, or a class derived from it.
@@ -282,9 +295,9 @@ def fill_budget(
         options: All other arguments of `MimoseCallback`.
 
     Returns:
-        The class. Its ``get_train_dataloader`` raises `MimoseError` if gradients are
-        accumulated, no lengths are found or not one for each sample, or the dataset has
-        no index.
+        The class. Its ``get_train_dataloader`` raises `MimoseError` if ``max_steps`` is
+        not set, no lengths are found or not one for each sample, or the dataset has no
+        index.
 
     Raises:
         ValueError: `pad_to_multiple_of` is not an integer of at least 1.
@@ -301,12 +314,11 @@ def fill_budget(
 
         def get_train_dataloader(self) -> Any:
             """Return a loader whose batches the session draws."""
-            if self.args.gradient_accumulation_steps > 1:
+            if self.args.max_steps < 1:
                 msg = (
-                    "fill_budget: gradients cannot be accumulated, because the trainer "
-                    "does not know which batch is the last of an epoch: set "
-                    "TrainingArguments(gradient_accumulation_steps=1). Batches are as "
-                    "large as the budget allows; limit them with max_rows or max_tokens"
+                    f"fill_budget: max_steps is {self.args.max_steps}, but the number "
+                    f"of batches in an epoch is not known before its end, because rows "
+                    f"follow the budget: set TrainingArguments(max_steps=...)"
                 )
                 raise MimoseError(msg)
             own = super().get_train_dataloader()
@@ -344,17 +356,84 @@ def fill_budget(
             )
             options = {name: getattr(own, name) for name in _OF_LOADER}
             options["collate_fn"] = collate
-            return _Unsized(own.dataset, batch_sampler=sampler, **options)
+            loader = _Windows(own.dataset, batch_sampler=sampler, **options)
+            loader.n_batches = self.args.gradient_accumulation_steps
+            return loader
+
+        def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
+            """Draw a window, and count its items: Note: [Whole windows]."""
+            found = super().get_batch_samples(*args, **kwargs)
+            n = float(sum(map(_n_items, found[0])))
+            is_mean = self.args.average_tokens_across_devices
+            if found[0] and is_mean and self.args.world_size > 1:
+                count = torch.tensor(n, dtype=torch.float64, device=self.args.device)
+                n = float(self.accelerator.reduce(count, "mean"))
+            self._n_of_window = n
+            return found
+
+        def training_step(self, model: Any, inputs: Any, *args: Any, **kw: Any) -> Any:
+            """Train a batch, whose loss is not divided by the number of batches."""
+            self._n_of_batch = max(1, _n_items(inputs))
+            self.current_gradient_accumulation_steps = 1
+            return super().training_step(model, inputs, *args, **kw)
+
+        def compute_loss(self, model: Any, inputs: Any, *args: Any, **kw: Any) -> Any:
+            """Weight the loss by the batch's share of the window's items."""
+            n_parts = self.args.gradient_accumulation_steps * self.args.world_size
+            if not model.training or n_parts == 1:
+                return super().compute_loss(model, inputs, *args, **kw)
+            n, of = self._n_of_batch, kw.get("num_items_in_batch")
+            if of is None:
+                of = self._n_of_window
+            else:
+                kw["num_items_in_batch"] = of * 0 + n  # a tensor remains one
+            found = super().compute_loss(model, inputs, *args, **kw)
+            if isinstance(found, tuple):
+                return found[0] * n / of, *found[1:]
+            return found * n / of
 
     Filling.__name__ = Filling.__qualname__ = f"Filling{trainer_class.__name__}"
     return Filling
 
 
-class _Unsized(DataLoader[Any]):
-    """A loader without a length.
+class _Windows(DataLoader[Any]):
+    """A loader of whole windows of accumulated batches, without a length.
+
+    If the sampler's epoch ends inside a window, the batches of its next epoch complete
+    it. The trainer's epoch ends with that window, and the next one goes on behind it.
 
     The Trainer of older transformers reads the length once, and skips later batches.
     """
+
+    n_batches = 1
+    """How many a window has."""
+    n_open = 0
+    """Batches of a window that were drawn before the sampler's present epoch began."""
+    _rest: Any = None
+    """What is left of the sampler's epoch for the next of the trainer."""
+
+    def __iter__(self) -> Any:
+        """Yield the batches of an epoch, and what completes its last window."""
+        sampler: Any = self.batch_sampler
+        batches, n_before, n = self._rest, -1, 0
+        if batches is None:
+            batches, n_before = super().__iter__(), 0
+        self._rest, self.n_open = None, 0
+        while True:
+            for batch in batches:
+                n += 1
+                yield batch
+                if self.n_open and n % self.n_batches == 0:
+                    self._rest = batches
+                    return
+            self.n_open = n % self.n_batches
+            if n == n_before or (n and not self.n_open):
+                return
+            n_before = n
+            if sampler.session is not None:
+                sampler.session.collation.keep(self.n_open)
+            sampler.set_epoch(sampler.epoch + 1)
+            batches = super().__iter__()
 
     def __len__(self) -> int:
         msg = (
@@ -362,6 +441,15 @@ class _Unsized(DataLoader[Any]):
             "their rows follow the budget: set TrainingArguments(max_steps=...)"
         )
         raise TypeError(msg)
+
+
+def _n_items(batch: Any) -> int:
+    """Return the labels of a batch that are not ignored; without any, its rows."""
+    named = batch if isinstance(batch, Mapping) else {}
+    if isinstance(labels := named.get("labels"), torch.Tensor):
+        return int(labels.ne(-100).sum())
+    tensors = (each for each in named.values() if isinstance(each, torch.Tensor))
+    return next((len(each) for each in tensors if each.ndim), 1)
 
 
 def _lengths(trainer: Any) -> Any:

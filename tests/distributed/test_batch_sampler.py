@@ -98,3 +98,19 @@ def test_ranks_in_other_epochs_are_an_error(told: dict[str, Any]) -> None:
     for text in told["apart"]:
         assert "epoch 0" in text
         assert "epoch 1" in text
+
+
+@pytest.mark.slow
+def test_gradients_of_windows_over_ranks(launch: Callable[..., Any]) -> None:
+    """They are those of one batch of all ranks' samples, over an epoch's end."""
+    pytest.importorskip("transformers")
+    pytest.importorskip("accelerate")
+    cases = {str(ignores): {"ignores": ignores} for ignores in (False, True)}
+    found = launch("filling_ranks:difference", cases, limit_seconds=120.0)
+    for case in cases:
+        (first, rows, n_steps), (second, others, _) = found[case]
+        assert max(first, second) < 1e-10
+        assert 12 == n_steps
+        assert 36 == len(rows) == len(others)
+        assert rows != others
+        assert sum(rows) + sum(others) > 40  # more than an epoch

@@ -294,12 +294,162 @@ def test_a_training_that_begins_again(tmp_path):
 
 def test_what_leaves_no_choice_of_rows(tmp_path):
     """It is refused, with what to set."""
-    for error, options in (
-        (ValueError, {"max_steps": -1}),
-        (mimose.MimoseError, {"gradient_accumulation_steps": 2}),
-    ):
-        with pytest.raises(error, match=next(iter(options))):
+    for n in (1, 2):
+        options = {"max_steps": -1, "gradient_accumulation_steps": n}
+        with pytest.raises(mimose.MimoseError, match=r"is -1, .* set .*max_steps="):
             _filling(tmp_path, [], **options).train()
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.linear(x).tanh()
+
+
+class _Mean(torch.nn.Module):
+    """Its loss is a mean over labels, or without any over rows, whatever the window."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(64, 8)
+        self.layers = torch.nn.ModuleList(_Layer() for _ in range(3))
+        self.head = torch.nn.Linear(8, 4)
+
+    def forward(self, input_ids, attention_mask, labels=None):
+        return self.run(input_ids, attention_mask, labels)
+
+    def run(self, input_ids, attention_mask, labels, n_items=None):
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        x = self.head(x) * attention_mask[..., None]
+        if labels is None:
+            return {"loss": x.sum((1, 2)).pow(2).mean()}
+        x = x.flatten(0, 1) if labels.ndim == 2 else x.sum(1)
+        kind = "mean" if n_items is None else "sum"
+        loss = torch.nn.functional.cross_entropy(x, labels.flatten(), reduction=kind)
+        return {"loss": loss / (1 if n_items is None else n_items)}
+
+
+class _Ignores(_Mean):
+    """It is given the number of labels in the window."""
+
+    def forward(self, input_ids, attention_mask, labels=None, **kwargs):
+        return self.run(input_ids, attention_mask, labels)
+
+
+class _Takes(_Mean):
+    """It divides by that number."""
+
+    def forward(self, input_ids, attention_mask, labels=None, **kwargs):
+        n = kwargs.get("num_items_in_batch")
+        return self.run(input_ids, attention_mask, labels, n)
+
+
+def _with_labels(examples, kind):
+    batch = _collate(examples)
+    if kind != "rows":
+        del batch["labels"]
+    if kind == "tokens":
+        ids = batch["input_ids"]
+        batch["labels"] = torch.where(ids % 3 == 0, -100, ids % 4)
+    return batch
+
+
+class _Gradients(transformers.TrainerCallback):
+    """Keeps the gradient of each step."""
+
+    def __init__(self):
+        self.found = []
+
+    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
+        """Keep it."""
+        self.found.append([p.grad.clone() for p in model.parameters()])
+
+
+def _accumulating(folder, model, labels, max_rows, n_examples, resume=None):
+    """Train without learning; return the batches, and the gradients of steps."""
+    seen, gradients = [], _Gradients()
+
+    def collate(examples):
+        seen.append(examples)
+        return _with_labels(examples, labels)
+
+    trainer = fill_budget(Trainer, "1TiB", max_rows=max_rows, refine=False)(
+        model=model().double(),
+        args=_arguments(
+            folder,
+            max_steps=10,
+            gradient_accumulation_steps=6,
+            learning_rate=0.0,
+            max_grad_norm=0.0,
+            save_strategy="steps",
+            save_steps=1,
+        ),
+        train_dataset=_examples(n_examples),
+        data_collator=collate,
+        callbacks=[gradients],
+    )
+    trainer.train(resume_from_checkpoint=resume)
+    sampler = trainer.callback_handler.train_dataloader.batch_sampler
+    found = sampler.session.collation.shape((max_rows, 9 * max_rows, 9))
+    assert 9 == found["input_ids.1"]  # each batch is paired with its step
+    return seen, gradients.found
+
+
+@pytest.mark.parametrize(
+    ("model", "labels", "max_rows", "n_examples"),
+    [
+        (_Mean, "none", 5, 40),
+        (_Mean, "tokens", 5, 40),
+        (_Ignores, "none", 5, 40),
+        (_Ignores, "rows", 5, 40),
+        (_Takes, "tokens", 5, 40),
+        (_Takes, "tokens", 1, 16),
+        (_Takes, "tokens", 1, 4),
+    ],
+)
+def test_a_window_of_several_batches(tmp_path, model, labels, max_rows, n_examples):
+    """It has the gradient of one batch, over an epoch's end, and from a checkpoint."""
+    case = model, labels, max_rows, n_examples
+    seen, gradients = _accumulating(tmp_path, *case)
+    assert [6 * 10, 10] == [len(seen), len(gradients)]
+    assert max_rows == 1 or len(set(map(len, seen))) > 1
+    ends = _ends(seen, n_examples)
+    if max_rows == 1:
+        assert list(range(n_examples, 61, n_examples)) == ends
+    for step in (ends[1] // 6, ends[1] // 6 + 1) if max_rows == 1 else ():
+        folder = tmp_path / f"checkpoint-{step}"
+        rest, after = _accumulating(tmp_path / "rest", *case, str(folder))
+        _ends(seen[: 6 * step] + rest, n_examples)
+        assert 10 - step == len(after)
+        seen, gradients = seen + rest, gradients + after
+
+    whole = model().double()
+    for at, found in enumerate(gradients):
+        window = [each for batch in seen[6 * at : 6 * at + 6] for each in batch]
+        whole.zero_grad()
+        whole(**_with_labels(window, labels))["loss"].backward()
+        for expected, actual in zip(whole.parameters(), found, strict=True):
+            torch.testing.assert_close(actual, expected.grad, rtol=1e-10, atol=1e-12)
+
+
+def _ends(batches, n_examples):
+    """Return after which batches an epoch ends, if each has all examples once."""
+    ends, epoch = [], []
+    for n, batch in enumerate(batches, 1):
+        epoch += [tuple(example["input_ids"]) for example in batch]
+        if len(epoch) == n_examples:
+            every = [tuple(each["input_ids"]) for each in _examples(n_examples)]
+            assert sorted(every) == sorted(epoch)
+            ends.append(n)
+            epoch.clear()
+    assert len(epoch) < n_examples
+    return ends
 
 
 class _Stream(torch.utils.data.IterableDataset):
@@ -543,3 +693,37 @@ def test_no_step_is_lost(tmp_path, meter):
     assert 3 == len(callback.session.summary().kept_units)
     assert len(callback.session.records) > 6 * 2
     assert _is_clean(trainer.model)
+
+
+class _Tokens(torch.nn.Module):
+    """Takes no `num_items_in_batch`; its loss is a mean over labels or over rows."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.embedding = torch.nn.Embedding(64, 8)
+        self.layers = torch.nn.ModuleList(_Layer() for _ in range(3))
+        self.head = torch.nn.Linear(8, 4)
+
+    def forward(self, input_ids, attention_mask, labels=None):
+        x = self.embedding(input_ids)
+        for layer in self.layers:
+            x = layer(x)
+        x = self.head(x * attention_mask[..., None])
+        if labels is None:
+            return {"loss": x.mean((1, 2)).pow(2).mean()}
+        x = x if labels.ndim == 2 else x.sum(1)
+        return {
+            "loss": torch.nn.functional.cross_entropy(
+                x.flatten(0, -2), labels.flatten()
+            )
+        }
+
+
+class _Layer(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = torch.nn.Linear(8, 8)
+
+    def forward(self, x):
+        return x + self.linear(x).tanh()
