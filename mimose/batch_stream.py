@@ -5,7 +5,7 @@ The buffer is sorted by length. A batch has a leader and its neighbours in the b
 first those whose lengths are nearer, as many as the rows allow. Every second leader is
 the oldest sample. The others are random, each as likely as its share of a batch: so the
 buffer keeps the lengths that the stream has. When the stream has ended, the rest is cut
-into batches. They come in random order, but every second one has the oldest sample.
+into batches. They come in random order, or the oldest first if one has waited so long.
 
 Note: [Ranks of a stream]
 Each rank has other samples. In each round the ranks exchange how many they hold, and
@@ -188,8 +188,9 @@ class BatchStream(Draws):
         source = iter(self._stream)
         if source is not self._source or state is not None:
             self._source, self._skipped = source, frozenset[int]()
-            self._samples: dict[int, tuple[Any, int]] = {}
-            """Those in the buffer, and their bytes, by their numbers in the stream."""
+            self._samples: dict[int, tuple[Any, int, int]] = {}
+            """Those in the buffer by their numbers in the stream: with their bytes, and
+            how many batches were drawn before."""
             self._numbers, self._lengths = np.zeros((2, 0), dtype=np.int64)
             """(n_held,), (n_held, n_names) Sorted by length, rounded up."""
             self._n_pulled = self._n_bytes = 0
@@ -208,8 +209,8 @@ class BatchStream(Draws):
                 self._skipped = frozenset(trained)
         self._is_within, self._is_dry, self._left = True, False, 0
         self._error: Exception | None = None
-        self._cuts: list[tuple[int, Ints]] = []
-        """Of batches of all that is held the oldest number, and all; at the end."""
+        self._cuts: list[Ints] = []
+        """The numbers of batches of all that is held, if the stream has ended."""
         self._last: tuple[int, Any, Ints] | None = None
         """A sample of the last batch: its number, itself, and (1, n_names) lengths."""
         self._largest: int | None = None
@@ -229,9 +230,11 @@ class BatchStream(Draws):
                 sample = next(self._source, _END)
                 number, self._is_dry = self._n_pulled, sample is _END
                 if not self._is_dry and number not in self._skipped:
-                    lengths, n_bytes = self._measured(sample, number), content_bytes(sample)
-                    self._samples[number], pulled[number] = (sample, n_bytes), lengths
+                    lengths = self._measured(sample, number)
+                    n_bytes = content_bytes(sample)
+                    self._samples[number] = sample, n_bytes, self.n_drawn
                     self._n_bytes += n_bytes
+                    pulled[number] = lengths
                 self._n_pulled += not self._is_dry
                 if self._n_pulled >= self._next_state:
                     self._keep_state()
@@ -314,10 +317,13 @@ class BatchStream(Draws):
         is_small = table is not None and (not table.rows or self._largest is not None)
         self._cuts = []
         if self._is_dry and not is_small:
-            rng = np.random.default_rng((self._seed, self._epoch, self.n_drawn, 1))
             halved(cuts, n_cuts)
-            order = rng.permutation(len(cuts))
-            self._cuts = [(int(cuts[i].min()), cuts[i]) for i in order]
+            places = self._rng(1).permutation(len(cuts)).tolist()
+            began = min((began for *_, began in self._samples.values()), default=0)
+            n_left = began + 2 * self._most - self.n_drawn
+            if not self.n_drawn or n_left < len(self._samples):
+                places.sort(key=lambda i: -cuts[i].min())
+            self._cuts = [cuts[i] for i in places]
         return min(most, n_batches)
 
     def _learn(self) -> list[Ints]:
@@ -409,54 +415,49 @@ class BatchStream(Draws):
             _, sample, lengths = self._last
             self._report(lengths)
             return [sample]
-        is_turn = self.n_drawn % 2 == 0  # of the oldest sample
-        rng = np.random.default_rng((self._seed, self._epoch, self.n_drawn))
         if self._cuts:
-            places = range(len(self._cuts))
-            at = min(places, key=lambda i: self._cuts[i][0]) if is_turn else -1
-            _, cut = self._cuts.pop(at)
-            own = np.flatnonzero(np.isin(self._numbers, cut))
+            own = np.flatnonzero(np.isin(self._numbers, self._cuts.pop()))
         else:
-            at = int(self._numbers.argmin()) if is_turn else self._leader(rng)
-            own = self._around(at, rng)
+            own = self._around(self._leader())
         lengths, numbers = self._lengths[own], self._numbers[own].tolist()
         self._report(lengths)
-        samples, sizes = zip(*map(self._samples.pop, numbers), strict=True)
+        samples, sizes, _ = zip(*map(self._samples.pop, numbers), strict=True)
         self._n_bytes -= sum(sizes)
         self._last = numbers[0], samples[0], lengths[:1]
         self._numbers = np.delete(self._numbers, own)
         self._lengths = np.delete(self._lengths, own, axis=0)
         return list(samples)
 
-    def _leader(self, rng: np.random.Generator) -> int:
-        """Return the place of a leader in the buffer.
+    def _rng(self, of: int) -> np.random.Generator:
+        """Return random numbers of this batch, the same on all ranks."""
+        return np.random.default_rng((self._seed, self._epoch, self.n_drawn, of))
 
-        Args:
-            rng: The same on all ranks.
-        """
+    def _leader(self) -> int:
+        """Return the place of a leader in the buffer."""
+        if self.n_drawn % 2 == 0:
+            return int(self._numbers.argmin())
         table, column = self._rows.table, self.n_drawn // 2
         if table is not None and not table.rows and column < self._lengths.shape[1]:
             return int(self._lengths[:, column].argmax())  # the longest come second
         if self._largest in self._samples:
             return int(np.flatnonzero(self._numbers == self._largest)[0])
-        share, seconds = rng.random(), self._rows.seconds_of_full(self._lengths)
+        share, seconds = (
+            self._rng(0).random(),
+            self._rows.seconds_of_full(self._lengths),
+        )
         if len(seconds) and len(self._quantiles):
             target = np.interp(share, _QUANTILES, self._quantiles)
             return int(np.abs(seconds - target).argmin())
         filled = np.cumsum(1.0 / self._rows.of(self._lengths))
         return int(np.searchsorted(filled, share * filled[-1], "right"))
 
-    def _around(self, at: int, rng: np.random.Generator) -> Ints:
-        """Return the places of a batch: Note: [Leaders and neighbours].
-
-        Args:
-            at: The place of its leader.
-            rng: The same on all ranks.
-        """
+    def _around(self, at: int) -> Ints:
+        """Return the places of a leader, and of its neighbours."""
         n = most = len(self._lengths)
         table = self._rows.table
         if table is not None and not table.rows:  # costs a row are fitted if rows vary
-            most = FIRST_ROWS[rng.integers(len(FIRST_ROWS)) if self.n_drawn > 2 else -1]
+            turn = self._rng(2).integers(len(FIRST_ROWS)) if self.n_drawn > 2 else -1
+            most = FIRST_ROWS[turn]
         if self._world_size > 1:  # each other batch of the round has one at least
             most = max(1, min(most, n - self._left))
         distance = np.abs(np.log(self._lengths / self._lengths[at])).sum(axis=1)
