@@ -74,7 +74,7 @@ class BatchStream(Draws):
     on where it was. If a batch does not fit after all, `Session.micro_batches` splits
     it, or `Session.step` repeats its step, as with any loader.
 
-    Several ranks draw equally many batches, each of its own part of the stream:
+    Several ranks draw equally many batches, each from its part of the stream:
     Note: [Ranks of a stream].
 
     Attributes:
@@ -130,11 +130,12 @@ class BatchStream(Draws):
         world_size: int | None = None,
     ) -> None:
         super().__init__(session)
-        if not isinstance(length, str) and not callable(length):
+        self._length: Any = length
+        if not isinstance(length, str) and not callable(self._length):
             msg = f"length must name a column or be a function, got {length!r}"
             raise ValueError(msg)
         check_switches(even_batches=even_batches)
-        self._stream, self._length, self._collate = samples, length, collate_fn
+        self._stream, self._collate = samples, collate_fn
         self._most = check_integer("buffer", buffer)
         self._most_bytes = parse_budget(buffer_bytes, None)
         self._seed = check_integer("seed", seed, 0)
@@ -151,6 +152,8 @@ class BatchStream(Draws):
         self._extremes: Ints = np.zeros((0, 0), dtype=np.int64)
         """(n, n_names) The shortest and the longest lengths so far."""
         self._n_asked = self._epoch = self.n_drawn = 0
+        self._left = 0
+        """Batches that the round still has."""
         self._has_warned = self._is_within = False
         self._source: Iterator[Any] = iter(())
         self._loaded: Mapping[str, Any] | None = None
@@ -275,6 +278,7 @@ class BatchStream(Draws):
         try:
             is_column = isinstance(self._length, str)
             found = _size(sample[self._length]) if is_column else self._length(sample)
+            by_name = dict(found) if isinstance(found, Mapping) else {"": found}
         except Exception as error:
             msg = (
                 f"{what} ({type(sample).__name__}) cannot be found, because of "
@@ -282,8 +286,7 @@ class BatchStream(Draws):
                 f"dimension, or a function of a single sample"
             )
             raise MimoseError(msg) from error
-        is_named = isinstance(found, Mapping)
-        by_name, names = (found, list(found)) if is_named else ({"": found}, [])
+        names = list(by_name) if isinstance(found, Mapping) else []
         if self._names is None:
             self._names = self._rows.names = names
         if {*names} != {*self._names}:

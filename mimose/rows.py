@@ -27,7 +27,7 @@ import itertools
 import logging
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -44,7 +44,6 @@ _log = logging.getLogger(__name__)
 
 Ints: TypeAlias = NDArray[np.int64]
 Floats: TypeAlias = NDArray[np.float64]
-_Batch = TypeVar("_Batch", bound=Sequence[Any])
 
 _FEW = 8
 """Rows of a batch without a limit and a session; the most rows of the first batches."""
@@ -190,7 +189,7 @@ class Rows:
             lengths: (n_samples, n_names)
         """
         tops = [own[-1] for own in self.anchors]
-        found: NDArray[np.bool_] = (lengths <= tops).all(axis=1)
+        found: NDArray[np.bool_] = np.all(lengths <= tops, axis=1)
         return found
 
     # ------------------------------------------------------------------ batches
@@ -500,7 +499,7 @@ class Draws:
             self._unreported.clear()
 
 
-def halved(batches: list[_Batch], n: int) -> None:
+def halved(batches: list[Ints], n: int) -> None:
     """Halve the largest batches until there are so many, or all have one sample."""
     while len(batches) < n:
         at = max(range(len(batches)), key=lambda i: len(batches[i]), default=0)
