@@ -348,7 +348,7 @@ class BatchStream(Draws):
             self._rows.cover(np.concatenate([self._lengths, self._extremes]))
             table = Table()
         if self.session is not None:
-            table = self._rows.forecast(self.session, self.n_drawn, "BatchStream")
+            table = self._rows.forecast(self.session, self._n_asked, "BatchStream")
         self._rows.table = table
         self.is_settled = (
             table is not None and any(table.rows) and table.is_like(before)
@@ -396,9 +396,8 @@ class BatchStream(Draws):
         most = int(mosts.min())
         if not is_dry.any() or (self._is_even and not is_dry.all()):
             return most, int(held[~is_dry].min()), n_cuts
-        n = int(
-            cuts[is_dry].max() if self._is_even else min(cuts[is_dry].max(), held.min())
-        )
+        n = int(cuts[is_dry].max())
+        n = n if self._is_even else min(n, int(held.min()))
         if not n and held.any():
             _log.warning(
                 "mimose.BatchStream ends on all ranks, because the stream of rank %d "
@@ -432,34 +431,32 @@ class BatchStream(Draws):
         return list(samples)
 
     def _rng(self, of: int) -> np.random.Generator:
-        """Return random numbers of this batch, the same on all ranks."""
+        """Return random numbers of the next batch, the same on all ranks."""
         return np.random.default_rng((self._seed, self._epoch, self.n_drawn, of))
 
     def _leader(self) -> int:
         """Return the place of a leader in the buffer."""
         if self.n_drawn % 2 == 0:
             return int(self._numbers.argmin())
-        table, column = self._rows.table, self.n_drawn // 2
+        table, column = self._rows.table, self._n_asked // 2
         if table is not None and not table.rows and column < self._lengths.shape[1]:
             return int(self._lengths[:, column].argmax())  # the longest come second
         if self._largest in self._samples:
             return int(np.flatnonzero(self._numbers == self._largest)[0])
-        share, seconds = (
-            self._rng(0).random(),
-            self._rows.seconds_of_full(self._lengths),
-        )
+        seconds = self._rows.seconds_of_full(self._lengths)
+        share = self._rng(0).random()
         if len(seconds) and len(self._quantiles):
             target = np.interp(share, _QUANTILES, self._quantiles)
             return int(np.abs(seconds - target).argmin())
         filled = np.cumsum(1.0 / self._rows.of(self._lengths))
-        return int(np.searchsorted(filled, share * filled[-1], "right"))
+        return int(np.searchsorted(filled, share * filled[-1]))
 
     def _around(self, at: int) -> Ints:
         """Return the places of a leader, and of its neighbours."""
         n = most = len(self._lengths)
         table = self._rows.table
         if table is not None and not table.rows:  # costs a row are fitted if rows vary
-            turn = self._rng(2).integers(len(FIRST_ROWS)) if self.n_drawn > 2 else -1
+            turn = self._rng(2).integers(len(FIRST_ROWS)) if self._n_asked > 2 else -1
             most = FIRST_ROWS[turn]
         if self._world_size > 1:  # each other batch of the round has one at least
             most = max(1, min(most, n - self._left))
