@@ -216,8 +216,8 @@ class BatchStream(Draws):
         """The numbers of batches of all that is held, if the stream has ended."""
         self._last: tuple[int, Any, Ints] | None = None
         """A sample of the last batch: its number, itself, and (1, n_names) lengths."""
-        self._largest: int | None = None
-        """The number of a sample in the largest batch that is allowed."""
+        self._largest: Ints | None = None
+        """The numbers of the largest batch, if what was trained limits it."""
         self._quantiles = np.zeros(0)
         self._begin_reports()
 
@@ -358,9 +358,7 @@ class BatchStream(Draws):
         slices, _ = self._rows.cut(lengths)
         cuts = [numbers[part] for part in slices]
         limited = self._rows.limited([lengths[part] for part in slices])
-        if limited:
-            largest = cuts[limited[0]]
-            self._largest = int(largest[len(largest) // 2])
+        self._largest = cuts[limited[0]] if limited else None
         return cuts
 
     def _agreed(
@@ -417,8 +415,10 @@ class BatchStream(Draws):
             _, sample, lengths = self._last
             self._report(lengths)
             return [sample]
-        if self._cuts:
-            own = np.flatnonzero(np.isin(self._numbers, self._cuts.pop()))
+        is_turn = self.n_drawn % 2 == 0  # of the oldest sample
+        cut = self._cuts.pop() if self._cuts else None if is_turn else self._largest
+        if cut is not None:
+            own = np.flatnonzero(np.isin(self._numbers, cut))
         else:
             own = self._around(self._leader())
         lengths, numbers = self._lengths[own], self._numbers[own].tolist()
@@ -441,8 +441,6 @@ class BatchStream(Draws):
         table, column = self._rows.table, self._n_asked // 2
         if table is not None and not table.rows and column < self._lengths.shape[1]:
             return int(self._lengths[:, column].argmax())  # the longest come second
-        if self._largest in self._samples:
-            return int(np.flatnonzero(self._numbers == self._largest)[0])
         seconds = self._rows.seconds_of_full(self._lengths)
         share = self._rng(0).random()
         if len(seconds) and len(self._quantiles):
