@@ -210,6 +210,8 @@ class BatchStream(Draws):
                 self._next_state = self._n_pulled + 1
                 trained = {*range(self._n_pulled, n_pulled)}.difference(state["held"])
                 self._skipped = frozenset(trained)
+        self._n_oldest = -(-self.n_drawn // 2)
+        """How many batches the oldest sample has led; others come first in between."""
         self._is_within, self._is_dry, self._left = True, False, 0
         self._error: Exception | None = None
         self._cuts: list[Ints] = []
@@ -415,8 +417,9 @@ class BatchStream(Draws):
             _, sample, lengths = self._last
             self._report(lengths)
             return [sample]
-        is_turn = self.n_drawn % 2 == 0  # of the oldest sample
-        cut = self._cuts.pop() if self._cuts else None if is_turn else self._largest
+        cut = self._cuts.pop() if self._cuts else None
+        if cut is None and self._n_oldest * 2 > self.n_drawn:
+            cut = self._largest
         if cut is not None:
             own = np.flatnonzero(np.isin(self._numbers, cut))
         else:
@@ -436,11 +439,16 @@ class BatchStream(Draws):
 
     def _leader(self) -> int:
         """Return the place of a leader in the buffer."""
-        if self.n_drawn % 2 == 0:
+        table, (n, n_names) = self._rows.table, self._lengths.shape
+        is_first = self._n_asked <= 1 + n_names < n  # the longest come second
+        if table is not None and not table.rows and is_first:
+            is_longest = 0 < self._n_asked <= n_names
+            return (
+                int(self._lengths[:, self._n_asked - 1].argmax()) if is_longest else 0
+            )
+        if self._n_oldest * 2 <= self.n_drawn:
+            self._n_oldest += 1
             return int(self._numbers.argmin())
-        table, column = self._rows.table, self._n_asked // 2
-        if table is not None and not table.rows and column < self._lengths.shape[1]:
-            return int(self._lengths[:, column].argmax())  # the longest come second
         seconds = self._rows.seconds_of_full(self._lengths)
         share = self._rng(0).random()
         if len(seconds) and len(self._quantiles):
@@ -454,8 +462,9 @@ class BatchStream(Draws):
         n = most = len(self._lengths)
         table = self._rows.table
         if table is not None and not table.rows:  # costs a row are fitted if rows vary
-            turn = self._rng(2).integers(len(FIRST_ROWS)) if self._n_asked > 2 else -1
-            most = FIRST_ROWS[turn]
+            most = FIRST_ROWS[-1]
+            if self._n_asked > 1 + self._lengths.shape[1]:
+                most = FIRST_ROWS[self._rng(2).integers(len(FIRST_ROWS))]
         if self._world_size > 1:  # each other batch of the round has one at least
             most = max(1, min(most, n - self._left))
         distance = np.abs(np.log(self._lengths / self._lengths[at])).sum(axis=1)
