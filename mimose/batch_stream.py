@@ -2,10 +2,12 @@
 
 Note: [Leaders and neighbours]
 The buffer is sorted by length. A batch has a leader and its neighbours in the buffer,
-first those whose lengths are nearer, as many as the rows allow. Every second leader is
-the oldest sample. The others are random, each as likely as its share of a batch: so the
-buffer keeps the lengths that the stream has. When the stream has ended, the rest is cut
-into batches. They come in random order, or the oldest first if one has waited so long.
+first those whose lengths are nearer, as many as the rows allow. The oldest sample leads
+every second batch; the first few are small ones of other lengths, and then it leads
+until it has led half of all. The other leaders are random, each as likely as its share
+of a batch: so the buffer keeps the lengths that the stream has. When the stream has
+ended, the rest is cut into batches. They come in random order, or the oldest first if
+one has waited so long.
 
 Note: [Ranks of a stream]
 Each rank has other samples. In each round the ranks exchange how many they hold, and
@@ -440,12 +442,10 @@ class BatchStream(Draws):
     def _leader(self) -> int:
         """Return the place of a leader in the buffer."""
         table, (n, n_names) = self._rows.table, self._lengths.shape
-        is_first = self._n_asked <= 1 + n_names < n  # the longest come second
-        if table is not None and not table.rows and is_first:
-            is_longest = 0 < self._n_asked <= n_names
-            return (
-                int(self._lengths[:, self._n_asked - 1].argmax()) if is_longest else 0
-            )
+        if table is not None and not table.rows and self._n_asked <= 1 + n_names < n:
+            if 0 < self._n_asked <= n_names:  # the longest come second
+                return int(self._lengths[:, self._n_asked - 1].argmax())
+            return 0
         if self._n_oldest * 2 <= self.n_drawn:
             self._n_oldest += 1
             return int(self._numbers.argmin())
