@@ -11,10 +11,10 @@ measured.
 
 Note: [Steps of like seconds]
 In a step all ranks wait for the slowest. To balance them, the batches of one step are
-those next to each other by predicted seconds: the seconds a token at the anchors, interpolated, times
-the tokens. Steps come in random order, and so do the ranks in a step. Ranks that
-predict other seconds get other batches: the fastest begins with the longest, and each
-other one gets the longest that takes it no longer.
+those next to each other by predicted seconds: the seconds a token at the anchors,
+interpolated, times the tokens. Steps come in random order, and so do the ranks in a
+step. Ranks that predict other seconds get other batches: the fastest begins with the
+longest, and each other one gets the longest that takes it no longer.
 
 Note: [Rounds of several ranks]
 At the begin of a round the ranks exchange their tables: the fewest rows count. A
