@@ -85,7 +85,9 @@ def launched(
 
         def told(rank: int) -> list[Row]:
             own = {**whole, "rank": rank}
-            child = run_child(module, own, settings.threads, limit_seconds=limit_seconds)
+            child = run_child(
+                module, own, settings.threads, limit_seconds=limit_seconds
+            )
             return [{**said, **settings.provenance()} for said in child]
 
         with ThreadPoolExecutor(N_RANKS) as pool:
