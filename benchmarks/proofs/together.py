@@ -57,7 +57,7 @@ _MANY = (
     *((_LLAMA, "log-normal", n, 52_000) for n in (2, 8, 32, 128)),
     *((_LLAMA, "log-normal", n, 165 * n) for n in (8, 32, 128, 1024)),
     *((_LLAMA, kind, n, 165 * n) for kind in ("uniform", "equal") for n in (8, 128)),
-    *((_BERT, "64 to 512", n, 2_000 * n) for n in (8, 128)),
+    *((_BERT, "64 to 512", n, 7_500 * n) for n in (8, 128)),
 )
 """Workloads, lengths, ranks and samples: 165 of log-normal ones are some 30 steps."""
 _BARS = {8: 1.05, 32: 1.10, 128: 1.40}
