@@ -25,7 +25,7 @@ import functools
 import itertools
 import random
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -46,6 +46,7 @@ DEFAULTS = {"seed": 3, "threads": 1, "device": SIM}
 OPTIONS = (
     common.some("--parts", ("two", "many", "rival")),
     common.count("--samples", 1500, "that two ranks train"),
+    common.RESUME,
 )
 _LLAMA, _BERT = balance.WORKLOAD, "bert-large"
 _CARDS = {_LLAMA: balance.CARD_GIB, _BERT: 16}
@@ -53,15 +54,17 @@ _EPOCHS, _UNTIL_LEARNED, _MOST_SECONDS = 2, 40, 3000.0
 """Of two ranks: epochs, steps that are left out, and the longest time."""
 _LEARNED = 120
 """Steps of one rank before more are simulated."""
+_LONG, _MOST = 52_000, 1024
+"""Samples of a long epoch, and the most ranks."""
 _MANY = (
-    *((_LLAMA, "log-normal", n, 52_000) for n in (2, 8, 32, 128)),
-    *((_LLAMA, "log-normal", n, 165 * n) for n in (8, 32, 128, 1024)),
+    *((_LLAMA, "log-normal", n, _LONG) for n in (2, 8, 32, 128)),
+    *((_LLAMA, "log-normal", n, 165 * n) for n in (8, 32, 128, _MOST)),
     *((_LLAMA, kind, n, 165 * n) for kind in ("uniform", "equal") for n in (8, 128)),
     *((_BERT, "64 to 512", n, 7_500 * n) for n in (8, 128)),
 )
 """Workloads, lengths, ranks and samples: 165 of log-normal ones are some 30 steps."""
 _BARS = {8: 1.05, 32: 1.10, 128: 1.40}
-"""Of 52,000 samples."""
+"""Of a long epoch."""
 _KINDS: Mapping[str, Callable[[random.Random, int], Sequence[int]]] = {
     "log-normal": balance.lengths_of,
     "uniform": lambda draw, n: [draw.randint(16, 4096) for _ in range(n)],
@@ -74,54 +77,66 @@ _KINDS: Mapping[str, Callable[[random.Random, int], Sequence[int]]] = {
 
 def ask(settings: Settings, options: Options) -> Answer:
     """Train on two ranks, simulate more, and search the rival's rows."""
-    answer = Answer(path=settings.out / "together.csv")
-    parts, ours = options.parts, dict[bool, Row]()
-    task: dict[str, Any] = {"device": settings.device, "samples": options.samples}
-    for is_balanced in (True, False) if "two" in parts else ():
-        own: dict[str, Any] = {**task, "part": "two", "balance": is_balanced}
-        (row,), _ = ranks.launched(__name__, settings, _MOST_SECONDS, **own)
-        ours[is_balanced] = row
-        bars = [
-            Bar("out of memory", row["ooms"], at_most=0),
-            Bar("epochs with each sample once", row["whole"], at_least=_EPOCHS),
-        ]
-        if is_balanced:
-            bars.append(Bar("slowest / mean", row["slowest"], at_most=1.04))
-        _add(answer, "two, balanced" if is_balanced else "two, random", row, bars)
-    if len(ours) > 1:
+    answer = Answer.begun(settings.out / "together.csv", resume=options.resume)
+    for part in options.parts:
+        if all(row["part"] != part for row in answer.rows):
+            for row in _measured(part, settings, options.samples):
+                answer.add(part, [row], {}, (), head="part")
+    answer.table, rows = [*map(_line, answer.rows)], answer.rows
+    for row in rows:
+        answer.bars += _bars(row)
+        if row.get("ranks") == _MOST:
+            answer.notes.append(
+                f"{_MOST} ranks: in a round each sends {row['sent_bytes']} bytes and "
+                f"receives {_MOST * row['sent_bytes']}; {row['rounds']} rounds for "
+                f"{row['steps']} steps, later at most one in 64 steps"
+            )
+    ours = {row["balance"]: row for row in rows if row["part"] == "two"}
+    theirs = [row["second_rate"] for row in rows if row["part"] == "rival"]
+    if ours:
         gain = ours[True]["rate"] / ours[False]["rate"]
         answer.bars.append(Bar("tokens a second, over random", gain, at_least=1.25))
-    for workload in (_LLAMA, _BERT) if "many" in parts else ():
-        own = {"part": "many", "workload": workload}
-        for row in common.measured("together", settings, **own):
-            n, is_long = row["ranks"], row["samples"] == 52_000
-            bars = [Bar("random, over balanced", row["random_times"], at_least=1.0)]
-            if is_long and n in _BARS:
-                bars.append(Bar("slowest / mean", row["slowest"], at_most=_BARS[n]))
-            name = f"{n}, {row['samples']} {row['lengths']}"
-            _add(answer, name, row, bars)
-            if n == max(each[2] for each in _MANY):
-                answer.notes.append(
-                    f"{n} ranks: each sends {row['sent_bytes']} bytes in a round and "
-                    f"receives {n} times as many; {row['rounds']} rounds an epoch of "
-                    f"{row['steps']} steps, at most one in 64 steps of later epochs"
-                )
-    if "rival" in parts:
-        rows = common.measured("together", settings, **task, part="rival")
-        for row in rows:
-            name = f"batch_rebalance, {row['strategy']}, by {row['accumulated']}"
-            _add(answer, name, row, [])
-        if ours and rows:
-            best = max(row["second_rate"] for row in rows)
-            gain, what = ours[True]["second_rate"] / best, "over batch_rebalance"
-            answer.bars.append(Bar(f"tokens a second, {what}", gain, at_least=1.1))
+    if ours and theirs:
+        gain, what = ours[True]["second_rate"] / max(theirs), "batch_rebalance"
+        answer.bars.append(Bar(f"tokens a second, over {what}", gain, at_least=1.1))
     return answer
 
 
-def _add(answer: Answer, name: str, row: Row, bars: Sequence[Bar]) -> None:
-    names = "steps", "rows", "slowest", "best", "random", "rate", "second_rate"
-    line = {title: row[title] for title in names if title in row}
-    answer.add(name, [row], line, bars, head="ranks")
+def _measured(part: str, settings: Settings, n_samples: int) -> Iterator[Row]:
+    task = {"device": settings.device, "samples": n_samples, "part": part}
+    for is_balanced in (True, False) if part == "two" else ():
+        own = {**task, "balance": is_balanced}
+        yield from ranks.launched(__name__, settings, _MOST_SECONDS, **own)[0]
+    for workload in (_LLAMA, _BERT) if part == "many" else ():
+        yield from common.measured("together", settings, **task, workload=workload)
+    if part == "rival":
+        yield from common.measured("together", settings, **task)
+
+
+def _line(row: Row) -> dict[str, object]:
+    first = "part", "balance", "ranks", "lengths", "samples", "strategy", "accumulated"
+    then = "rows", "steps", "slowest", "best", "random", "rate", "second_rate"
+    return {name: row[name] for name in (*first, *then) if row.get(name) is not None}
+
+
+def _bars(row: Row) -> list[Bar]:
+    if row["part"] == "rival":
+        return []
+    if row["part"] == "two":
+        name = "two, balanced" if row["balance"] else "two, random"
+        bars = [
+            Bar(f"{name}: out of memory", row["ooms"], at_most=0),
+            Bar(f"{name}: whole epochs", row["whole"], at_least=_EPOCHS),
+        ]
+        most = 1.04 if row["balance"] else None
+    else:
+        name = f"{row['ranks']} ranks, {row['samples']} samples, {row['lengths']}"
+        gain = row["random_times"]
+        bars = [Bar(f"{name}: random / balanced", gain, at_least=1.0)]
+        most = _BARS.get(row["ranks"]) if row["samples"] == _LONG else None
+    if most is not None:
+        bars.append(Bar(f"{name}: slowest / mean", row["slowest"], at_most=most))
+    return bars
 
 
 def work(task: Task) -> Rows:
