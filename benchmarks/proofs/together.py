@@ -1,7 +1,6 @@
 """Do ranks that draw their own batches end their steps together?
 
     python -m benchmarks.proofs together
-    python -m benchmarks.proofs together --parts two
 
 Models train on hollow cards. All ranks wait for the slowest of a step: `slowest` is the
 sum over steps of its seconds, over that of the ranks' mean.
@@ -10,8 +9,7 @@ sum over steps of its seconds, over that of the ranks' mean.
   and not. They exchange what their clocks say of a step. No gradients cross.
 - many: a session learns alone. Then samplers of more ranks draw an epoch, as if all
   ranks had that session's numbers. Seconds are forecasts of each batch's exact shape.
-  `best` has the same batches sorted by these. In a short epoch the longest samples
-  decide; 52,000 are a usual set for instructions.
+  `best` has the same batches sorted by these.
 - rival: transformers' ``batch_rebalance`` for two ranks, whose batches run by turns on
   one card, with the most rows that never run out of memory, found by trial.
 
@@ -54,8 +52,8 @@ _EPOCHS, _UNTIL_LEARNED, _MOST_SECONDS = 2, 40, 3000.0
 """Of two ranks: epochs, steps that are left out, and the longest time."""
 _LEARNED = 120
 """Steps of one rank before more are simulated."""
-_LONG, _MOST = 52_000, 1024
-"""Samples of a long epoch, and the most ranks."""
+_LONG, _MOST, _BARS = 52_000, 1024, {8: 1.05, 32: 1.10, 128: 1.40}
+"""Samples of a long epoch, the most ranks, and bars of long epochs by ranks."""
 _MANY = (
     *((_LLAMA, "log-normal", n, _LONG) for n in (2, 8, 32, 128)),
     *((_LLAMA, "log-normal", n, 165 * n) for n in (8, 32, 128, _MOST)),
@@ -63,15 +61,11 @@ _MANY = (
     *((_BERT, "64 to 512", n, 7_500 * n) for n in (8, 128)),
 )
 """Workloads, lengths, ranks and samples: 165 of log-normal ones are some 30 steps."""
-_BARS = {8: 1.05, 32: 1.10, 128: 1.40}
-"""Of a long epoch."""
 _KINDS: Mapping[str, Callable[[random.Random, int], Sequence[int]]] = {
     "log-normal": balance.lengths_of,
     "uniform": lambda draw, n: [draw.randint(16, 4096) for _ in range(n)],
     "equal": lambda draw, n: [512] * n,
-    "64 to 512": lambda draw, n: [
-        size[0] for size in WORKLOADS[_BERT].sizes(n, draw.randrange(2**31))
-    ],
+    "64 to 512": lambda draw, n: [own for (own,) in WORKLOADS[_BERT].sizes(n, 1)],
 }
 
 
@@ -84,12 +78,12 @@ def ask(settings: Settings, options: Options) -> Answer:
                 answer.add(part, [row], {}, (), head="part")
     answer.table, rows = [*map(_line, answer.rows)], answer.rows
     for row in rows:
-        answer.bars += _bars(row)
+        answer.bars += _bars(row) if row["part"] != "rival" else []
         if row.get("ranks") == _MOST:
+            n, steps, all_bytes = row["rounds"], row["steps"], _MOST * row["sent_bytes"]
             answer.notes.append(
-                f"{_MOST} ranks: in a round each sends {row['sent_bytes']} bytes and "
-                f"receives {_MOST * row['sent_bytes']}; {row['rounds']} rounds for "
-                f"{row['steps']} steps, later at most one in 64 steps"
+                f"a rank of {_MOST} sends {row['sent_bytes']} bytes in a round, gets "
+                f"{all_bytes}; {n} rounds in {steps} steps, later one in 64"
             )
     ours = {row["balance"]: row for row in rows if row["part"] == "two"}
     theirs = [row["second_rate"] for row in rows if row["part"] == "rival"]
@@ -107,10 +101,8 @@ def _measured(part: str, settings: Settings, n_samples: int) -> Iterator[Row]:
     for is_balanced in (True, False) if part == "two" else ():
         own = {**task, "balance": is_balanced}
         yield from ranks.launched(__name__, settings, _MOST_SECONDS, **own)[0]
-    for workload in (_LLAMA, _BERT) if part == "many" else ():
+    for workload in {"many": (_LLAMA, _BERT), "rival": (_LLAMA,)}.get(part, ()):
         yield from common.measured("together", settings, **task, workload=workload)
-    if part == "rival":
-        yield from common.measured("together", settings, **task)
 
 
 def _line(row: Row) -> dict[str, object]:
@@ -120,19 +112,14 @@ def _line(row: Row) -> dict[str, object]:
 
 
 def _bars(row: Row) -> list[Bar]:
-    if row["part"] == "rival":
-        return []
     if row["part"] == "two":
         name = "two, balanced" if row["balance"] else "two, random"
-        bars = [
-            Bar(f"{name}: out of memory", row["ooms"], at_most=0),
-            Bar(f"{name}: whole epochs", row["whole"], at_least=_EPOCHS),
-        ]
+        bars = [Bar(f"{name}: out of memory", row["ooms"], at_most=0)]
+        bars.append(Bar(f"{name}: whole epochs", row["whole"], at_least=_EPOCHS))
         most = 1.04 if row["balance"] else None
     else:
         name = f"{row['ranks']} ranks, {row['samples']} samples, {row['lengths']}"
-        gain = row["random_times"]
-        bars = [Bar(f"{name}: random / balanced", gain, at_least=1.0)]
+        bars = [Bar(f"{name}: random / balanced", row["random_times"], at_least=1.0)]
         most = _BARS.get(row["ranks"]) if row["samples"] == _LONG else None
     if most is not None:
         bars.append(Bar(f"{name}: slowest / mean", row["slowest"], at_most=most))
@@ -154,13 +141,11 @@ def _two(task: Task) -> Rows:
     lengths = balance.lengths_of(random.Random(task["seed"]), task["samples"])
     n_ooms, steps, drawn = 0, list[list[Step]](), list[list[int]]()
     with mimose.attach(run.model, budget, refine=False) as session:
-        sampler = mimose.BatchSampler(
-            lengths, session, seed=task["seed"], balance=task["balance"]
-        )
+        how = {"seed": task["seed"], "balance": task["balance"]}
+        sampler = mimose.BatchSampler(lengths, session, **how)
         run.charge = of_session(session)
         for _ in range(_EPOCHS):
-            steps.append([])
-            drawn.append([])
+            steps, drawn = [*steps, []], [*drawn, []]
             for batch in sampler:
                 before = run.card.clock()
                 try:
@@ -182,12 +167,8 @@ def _two(task: Task) -> Rows:
         whole = sum(sorted(own) == list(range(len(lengths))) for own in drawn)
         learned = [*itertools.chain(*steps)][_UNTIL_LEARNED:]
         both_told = {**told(learned), **told(steps[-1], "second_")}
-        yield {
-            "balance": task["balance"],
-            **both_told,
-            "ooms": sum(ooms),
-            "whole": whole,
-        }
+        own_told = {"balance": task["balance"], "ooms": sum(ooms), "whole": whole}
+        yield {**own_told, **both_told}
 
 
 def _built(task: Task, name: str) -> tuple[Run, int]:
@@ -203,7 +184,7 @@ def _many(task: Task) -> Rows:
     cases = [case[1:] for case in _MANY if case[0] == task["workload"]]
     with mimose.attach(run.model, budget, refine=False) as session:
         run.charge = of_session(session)
-        lengths = _KINDS[cases[0][0]](draw, 100 * _LEARNED)
+        lengths = _KINDS[cases[0][0]](draw, 300 * _LEARNED)
         for batch in itertools.islice(mimose.BatchSampler(lengths, session), _LEARNED):
             run.train((max(lengths[at] for at in batch),), len(batch))
         seconds = functools.cache(balance.Forecasts(session).seconds)
