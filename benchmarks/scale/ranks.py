@@ -18,7 +18,7 @@ from mimose import batch_sampler
 
 _PLACE = PLACES["llama-8b-lora-80"]
 _TRIALS = 100_000
-"""Steps of a trial, at most: more than its epochs have."""
+"""Steps of a trial, at most: more than an epoch has."""
 
 
 class Step(NamedTuple):
@@ -101,7 +101,6 @@ class Rebalanced(Trials):
         lengths: Of the samples.
         n_ranks: The ranks.
         n_accumulated: Micro-batches of each in a step.
-        n_epochs: Epochs of a trial.
     """
 
     def __init__(
@@ -111,13 +110,11 @@ class Rebalanced(Trials):
         *,
         n_ranks: int,
         n_accumulated: int,
-        n_epochs: int,
     ) -> None:
         super().__init__({**task, "steps": _TRIALS}, _PLACE)
         self.samples = [(length,) for length in lengths]
         self.longest = 1  # any number of rows may fit
         self.n_ranks, self.n_accumulated = n_ranks, n_accumulated
-        self.n_epochs = n_epochs
         self.ran: list[tuple[Group, Clock]] = []
 
     def step(self, group: Group) -> Clock:
@@ -127,7 +124,7 @@ class Rebalanced(Trials):
         return clock
 
     def groups(self, part: str, size: int) -> list[Group]:
-        """Return all epochs' batches, of so many rows in the mean."""
+        """Return an epoch's batches, of so many rows in the mean."""
         del part
         lengths = [length for (length,) in self.samples]
         n, n_each, found = self.n_ranks, self.n_accumulated, list[Group]()
@@ -138,15 +135,12 @@ class Rebalanced(Trials):
             )
             for rank in range(n)
         ]
-        for epoch in range(self.n_epochs):
-            for sampler in samplers:
-                sampler.set_epoch(epoch)
-            for batches in zip(*samplers, strict=True):
-                found += [[self.samples[at] for at in batch] for batch in batches]
+        for batches in zip(*samplers, strict=True):
+            found += [[self.samples[at] for at in batch] for batch in batches]
         return found
 
     def most(self, strategy: str) -> tuple[int, list[Step]]:
-        """Return the most rows that never run out, and the last epoch's steps.
+        """Return the most rows that never run out, and an epoch's steps.
 
         There are 0 rows if nothing fits.
         """
@@ -154,7 +148,7 @@ class Rebalanced(Trials):
         told = self._most("a", strategy)
         size = told["size"] if told else 0
         n, n_batches = self.n_ranks, self.n_ranks * self.n_accumulated
-        n_last = len(self.groups("a", size)) // self.n_epochs if told else 0
+        n_last = len(self.groups("a", size)) if told else 0
         late = self.ran[len(self.ran) - n_last :]
         steps = []
         for first in range(0, n_last, n_batches):
