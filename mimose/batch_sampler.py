@@ -58,6 +58,9 @@ first ones are compared with the second factor, the last one with the first."""
 _SPEEDS_A_DOUBLING = 8
 """Speeds of ranks are rounded to such steps of 9%, so that what two sessions of equal
 devices learned differently makes no difference."""
+_ALIKE = 1.1
+"""Ranks are compared where their rows differ by less than this factor: more rows share
+a step's fixed time."""
 
 
 class _Step(NamedTuple):
@@ -683,18 +686,21 @@ class BatchSampler(Sampler[list[int]]):
         rows, paces = np.split(found[:, 8:], 2, axis=1)
         if (rows < 0).any():  # a rank knows nothing yet
             return Table()
-        unknown = (paces <= 0).any(axis=0)
-        means = np.where(unknown, 0.0, paces.mean(axis=0))
+        known = paces > 0.0
+        alike = known.all(axis=0) & (rows.max(axis=0) <= _ALIKE * rows.min(axis=0))
         delays: Floats = np.ones(len(paces))
-        if not unknown.all():
-            delays = (paces[:, ~unknown] / means[~unknown]).mean(axis=1)
+        if alike.any():
+            own_paces = paces[:, alike]
+            delays = np.median(own_paces / own_paces.mean(axis=0), axis=1)
         steps = np.round(_SPEEDS_A_DOUBLING * np.log2(delays / delays.min()))
-        own = (2.0 ** (steps / _SPEEDS_A_DOUBLING)).tolist() if steps.any() else ()
+        own = 2.0 ** (steps / _SPEEDS_A_DOUBLING)
+        counts = known & (rows == np.where(known, rows, np.inf).min(axis=0))
+        means = (paces / own[:, None] * counts).sum(axis=0) / counts.sum(axis=0).clip(1)
         return Table(
             tuple(rows.min(axis=0).astype(int).tolist()),
             *(int(samples), int(tokens), bool(is_padded)),
-            tuple((means / (np.mean(own) if own else 1.0)).tolist()),
-            tuple(own),
+            tuple(means.tolist()),
+            tuple(own.tolist()) if steps.any() else (),
         )
 
     def _use(self, table: Table | None) -> None:
