@@ -10,11 +10,11 @@ batches of the most rows. They come second because the first step of a session i
 measured.
 
 Note: [Steps of like seconds]
-In a step all ranks wait for the slowest. So the batches of one step are those next to
-each other by predicted seconds: the seconds a token at the anchors, interpolated, times
-the tokens. Steps come in random order, and so do the ranks in a step. Ranks that
-predict other seconds get other batches: the fastest begins with the longest, and each
-other one gets the longest that takes it no longer.
+In a step all ranks wait for the slowest. To balance them, the batches of one step are
+those next to each other by predicted seconds: the seconds a token at the anchors,
+interpolated, times the tokens. Steps come in random order, and so do the ranks in a
+step. Ranks that predict other seconds get other batches: the fastest begins with the
+longest, and each other one gets the longest that takes it no longer.
 
 Note: [Rounds of several ranks]
 At the begin of a round the ranks exchange their tables: the fewest rows count. A
@@ -60,6 +60,9 @@ if TYPE_CHECKING:
 _SPEEDS_A_DOUBLING = 8
 """Speeds of ranks are rounded to such steps of 9%, so that what two sessions of equal
 devices learned differently makes no difference."""
+_ALIKE = 1.1
+"""Ranks are compared where their rows differ by less than this factor: more rows share
+a step's fixed time."""
 
 
 class _Step(NamedTuple):
@@ -106,9 +109,10 @@ class BatchSampler(Sampler[list[int]], Draws):
     that a loader's workers drew ahead keep their rows, and several ranks end the round:
     `Session.micro_batches` splits a batch that does not fit any more.
 
-    In a step all ranks wait for the slowest. So their batches of one step have like
-    predicted seconds: Note: [Steps of like seconds]. The samples of a step have like
-    lengths on all ranks then.
+    In a step all ranks wait for the slowest. With ``balance=True`` they wait little: of
+    8 ranks, with lengths of a spread of 1.2, 1% of a step instead of 46%. But the
+    samples of a step have like lengths on all ranks then. A small model on 4 ranks
+    needed 1.26 times the samples, and about the same time.
 
     Attributes:
         n_drawn: Batches that this rank has drawn in the current epoch.
@@ -138,7 +142,7 @@ class BatchSampler(Sampler[list[int]], Draws):
             have few different shapes: Note: [A ladder of rows]. None if it does not, or
             nothing is padded.
         balance: Whether the batches that the ranks train in one step have like
-            predicted seconds. If False, they are drawn at random.
+            predicted seconds, and so like lengths: Note: [Steps of like seconds].
         rank: This process's rank; None to ask `torch.distributed`.
         world_size: The number of ranks; None to ask `torch.distributed`.
 
@@ -159,7 +163,7 @@ class BatchSampler(Sampler[list[int]], Draws):
         max_tokens: int | None = None,
         drop_last: bool = False,
         pad_to_multiple_of: int | None = None,
-        balance: bool = True,
+        balance: bool = False,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
@@ -638,18 +642,21 @@ class BatchSampler(Sampler[list[int]], Draws):
         rows, paces = np.split(found[:, 8:], 2, axis=1)
         if (rows < 0).any():  # a rank knows nothing yet
             return Table()
-        unknown = (paces <= 0).any(axis=0)
-        means = np.where(unknown, 0.0, paces.mean(axis=0))
+        known = paces > 0.0
+        alike = known.all(axis=0) & (rows.max(axis=0) <= _ALIKE * rows.min(axis=0))
         delays: Floats = np.ones(len(paces))
-        if not unknown.all():
-            delays = (paces[:, ~unknown] / means[~unknown]).mean(axis=1)
+        if alike.any():
+            own_paces = paces[:, alike]
+            delays = np.median(own_paces / own_paces.mean(axis=0), axis=1)
         steps = np.round(_SPEEDS_A_DOUBLING * np.log2(delays / delays.min()))
-        own = (2.0 ** (steps / _SPEEDS_A_DOUBLING)).tolist() if steps.any() else ()
+        own = 2.0 ** (steps / _SPEEDS_A_DOUBLING)
+        counts = known & (rows == np.where(known, rows, np.inf).min(axis=0))
+        means = (paces / own[:, None] * counts).sum(axis=0) / counts.sum(axis=0).clip(1)
         return Table(
             tuple(rows.min(axis=0).astype(int).tolist()),
             *(int(samples), int(tokens), bool(is_padded)),
-            tuple((means / (np.mean(own) if own else 1.0)).tolist()),
-            tuple(own),
+            tuple(means.tolist()),
+            tuple(own.tolist()) if steps.any() else (),
         )
 
     def _use(self, table: Table | None) -> None:

@@ -38,7 +38,7 @@ _RUN = 4, 8
 """Those whose ranks all run, one after the other on one card."""
 _BARS = {4: 1.05, 8: 1.05, 32: 1.10, 128: 1.25}
 OPTIONS = (common.count("--steps", 320, "at least, to learn from"),)
-_WORKLOAD, _GIB = "llama-8b-lora-32k", 80
+WORKLOAD, CARD_GIB = "llama-8b-lora-32k", 80
 _SHORTEST, _LONGEST, _MEDIAN, _SPREAD = 16, 32_768, 512, 1.2
 _SHOWN = 10
 """Columns of the table."""
@@ -65,9 +65,9 @@ def work(task: Task) -> Rows:
     Args:
         task: ``steps``, ``seed`` and ``device``.
     """
-    workload, draw = WORKLOADS[_WORKLOAD], random.Random(task["seed"])
-    run = build(workload, {**task, "gib": _GIB, "card": "h100"})
-    budget = int(BUDGET * _GIB * GIB)
+    workload, draw = WORKLOADS[WORKLOAD], random.Random(task["seed"])
+    run = build(workload, {**task, "gib": CARD_GIB, "card": "h100"})
+    budget = int(BUDGET * CARD_GIB * GIB)
     with (
         mimose.attach(run.model, budget, refine=False) as session,
         run.charged(of_session(session)),
@@ -75,7 +75,7 @@ def work(task: Task) -> Rows:
         steps = n_ooms = 0
         while steps < task["steps"]:
             n_ranks, each = _LEARNING
-            lengths = [_LONGEST, *_lengths(draw, n_ranks * each - 1)]
+            lengths = [_LONGEST, *lengths_of(draw, n_ranks * each - 1)]
             plan = mimose.balance(lengths, session, n_ranks)
             has_longest = [any(0 in rows for rows in own) for own in plan.indices]
             first = has_longest.index(True)
@@ -88,7 +88,7 @@ def work(task: Task) -> Rows:
                     run.optimizer.zero_grad()
                 steps += 1
         for n_ranks, each in _RANKS.items():
-            lengths, ran = _lengths(draw, n_ranks * each), []
+            lengths, ran = lengths_of(draw, n_ranks * each), []
             told = _compared(session, lengths, n_ranks, draw)
             plan = mimose.balance(lengths, session, n_ranks)
             for rank in range(n_ranks if n_ranks in _RUN else 0):
@@ -100,13 +100,50 @@ def work(task: Task) -> Rows:
             yield {**told, "run": slowest, "steps": steps, "ooms": n_ooms}
 
 
-def _lengths(draw: random.Random, n: int) -> list[int]:
+def lengths_of(draw: random.Random, n: int) -> list[int]:
+    """Return the lengths of samples, log-normal within bounds."""
     found: list[int] = []
     while len(found) < n:
         length = round(draw.lognormvariate(math.log(_MEDIAN), _SPREAD))
         if _SHORTEST <= length <= _LONGEST:
             found.append(length)
     return found
+
+
+class Forecasts:
+    """Seconds of batches by a session's forecasts of their exact shapes.
+
+    Args:
+        session: Makes the forecasts.
+        extra: Seconds that each batch takes besides.
+        accumulating: As for `Session.forecast`.
+
+    Attributes:
+        n_unfit: Shapes asked that do not fit.
+        n_tried: Those with more rows than were measured.
+    """
+
+    def __init__(
+        self,
+        session: mimose.Session,
+        extra: float = 0.0,
+        *,
+        accumulating: bool | None = None,
+    ) -> None:
+        self._session, self._extra = session, extra
+        self._accumulating = accumulating
+        self.n_unfit = self.n_tried = 0
+
+    def seconds(self, n: int, length: int) -> float:
+        """Return a batch's seconds, or a multiple of those of half its rows."""
+        shape = self._session.collation.shape((n, n * length, length))
+        told = self._session.forecast(shape, accumulating=self._accumulating)
+        self.n_unfit += told.fits is False
+        self.n_tried += told.fits is None
+        seconds = told.settled_seconds
+        if seconds is None and n > 1:
+            return n / (n // 2) * self.seconds(n // 2, length)
+        return math.nan if seconds is None else seconds + self._extra
 
 
 def _compared(
@@ -116,27 +153,15 @@ def _compared(
     mimose.balance(lengths, session, n_ranks)
     began = time.perf_counter()
     plan = mimose.balance(lengths, session, n_ranks)
-    took, n_unfit, n_tried = time.perf_counter() - began, 0, 0
+    took = time.perf_counter() - began
     times = session.summary().first_times
-    first_seconds = times.seconds if times else 0.0
-
-    def one(n: int, length: int) -> float:
-        """Return a micro-batch's seconds, or a multiple of those of half its rows."""
-        nonlocal n_unfit, n_tried
-        shape = session.collation.shape((n, n * length, length))
-        told = session.forecast(shape, accumulating=True)
-        n_unfit += told.fits is False
-        n_tried += told.fits is None
-        seconds = told.settled_seconds
-        if seconds is None and n > 1:
-            return n / (n // 2) * one(n // 2, length)
-        return math.nan if seconds is None else seconds + first_seconds
+    told = Forecasts(session, times.seconds if times else 0.0, accumulating=True)
 
     def seconds(ranks: Sequence[Sequence[Sequence[int]]]) -> list[float]:
         found: list[float] = []
         for own in ranks:
             sizes = ((len(rows), max(lengths[row] for row in rows)) for rows in own)
-            found.append(sum(one(*each) for each in sizes))
+            found.append(sum(told.seconds(*each) for each in sizes))
         return found
 
     def alone(parts: Sequence[Sequence[int]]) -> Iterator[Sequence[Sequence[int]]]:
@@ -146,11 +171,8 @@ def _compared(
 
     ours = seconds(plan.indices)
     equal = mimose.balance(lengths, session, n_ranks, equal=True).indices
-    unfit, tried, mixed = (
-        n_unfit,
-        n_tried,
-        draw.sample(range(len(lengths)), len(lengths)),
-    )
+    unfit, tried = told.n_unfit, told.n_tried
+    mixed = draw.sample(range(len(lengths)), len(lengths))
     at_random = seconds([*alone([mixed[r::n_ranks] for r in range(n_ranks)])])
     squares: list[tuple[int, int, list[int]]] = [(0, r, []) for r in range(n_ranks)]
     for i in sorted(mixed, key=lambda i: -lengths[i]):
@@ -169,7 +191,7 @@ def _compared(
         "squares_times": max(by_squares) / max(ours),
         "plan_ms": 1e3 * took,
         "slowest_seconds": max(ours),
-        "longest_seconds": one(1, max(lengths)),
+        "longest_seconds": told.seconds(1, max(lengths)),
         "unfit": unfit,
         "tried": tried,  # micro-batches with more rows than were measured
     }

@@ -30,7 +30,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
@@ -39,9 +39,10 @@ from mimose.bench.child import run_child
 from mimose.session import Session, attach
 
 QUESTION = "What does agreement between ranks cost, and does each keep its budget?"
+DEFAULTS = {"threads": 1}
 OPTIONS = (common.count("--steps", 2000, "on each rank"),)
 
-_N_RANKS, _THREADS = 2, 1
+N_RANKS = 2
 _LAYERS = ["0", "1", "2"]
 """Each of two halves, a sharded group each."""
 _BATCH, _LENGTHS, _WIDTH = 8, (16, 256), 64
@@ -64,21 +65,39 @@ _MOST_RISE_MIB = 2
 def ask(settings: Settings, options: Options) -> Answer:
     """Train on all ranks at once; a rank that hangs is ended, which is an error."""
     limit = _SECONDS_TO_START + _SECONDS_A_STEP * options.steps
-    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
-        store = str(Path(folder) / "store")
-        task = {"seed": settings.seed, "steps": options.steps, "store": store}
-
-        def told(rank: int) -> list[Row]:
-            own = {**task, "rank": rank}
-            child = run_child(__name__, own, _THREADS, limit_seconds=limit)
-            return [{**said, **settings.provenance()} for said in child]
-
-        with ThreadPoolExecutor(_N_RANKS) as pool:
-            by_rank = list(pool.map(told, range(_N_RANKS)))
+    by_rank = launched(__name__, settings, limit, steps=options.steps)
     answer = Answer()
     for rank, rows in enumerate(by_rank):
         answer.add(f"rank {rank}", rows, *judge(rows, options.steps), head="rank")
     return answer
+
+
+def launched(
+    module: str, settings: Settings, limit_seconds: float, /, **task: Any
+) -> list[list[Row]]:
+    """Return the rows of each rank of a module's ``work``, which begins with `join`.
+
+    A rank that hangs is ended, which is an error.
+    """
+    with tempfile.TemporaryDirectory(prefix="ranks-") as folder:
+        store = str(Path(folder) / "store")
+        whole = {"seed": settings.seed, "store": store, **task}
+
+        def told(rank: int) -> list[Row]:
+            own = {**whole, "rank": rank}
+            child = run_child(
+                module, own, settings.threads, limit_seconds=limit_seconds
+            )
+            return [{**said, **settings.provenance()} for said in child]
+
+        with ThreadPoolExecutor(N_RANKS) as pool:
+            return list(pool.map(told, range(N_RANKS)))
+
+
+def join(task: Task) -> None:
+    """Be the rank of a process group that a task says."""
+    store, rank = f"file://{task['store']}", task["rank"]
+    distributed.init_process_group("gloo", store, rank=rank, world_size=N_RANKS)
 
 
 def judge(rows: Sequence[Row], steps: int) -> common.Verdict:
@@ -132,16 +151,13 @@ class Half(nn.Module):
 
 def work(task: Task) -> Rows:
     """Train as one of the ranks."""
-    from torch import distributed
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import fully_shard
 
+    join(task)
     rank = task["rank"]
-    distributed.init_process_group(
-        "gloo", init_method=f"file://{task['store']}", rank=rank, world_size=_N_RANKS
-    )
     torch.manual_seed(task["seed"])
-    mesh = init_device_mesh("cpu", (_N_RANKS,))
+    mesh = init_device_mesh("cpu", (N_RANKS,))
     model = nn.Sequential(*(nn.Sequential(Half(), Half()) for _ in _LAYERS))
     for layer in model.children():
         for half in layer.children():

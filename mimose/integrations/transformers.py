@@ -262,6 +262,7 @@ def fill_budget(
     max_rows: int | None = None,
     max_tokens: int | None = None,
     pad_to_multiple_of: int | None = 8,
+    balance: bool = False,
     **options: Any,
 ) -> type[Trainer]:
     """Return a Trainer class whose batches have as many rows as the budget allows.
@@ -292,6 +293,7 @@ def fill_budget(
             batches have few different shapes. A value that the collator has is kept.
             None changes nothing, and neither does a collator without this attribute,
             or a multiple beyond the greatest length of the model or the tokenizer.
+        balance: As for `mimose.BatchSampler`.
         options: All other arguments of `MimoseCallback`.
 
     Returns:
@@ -351,6 +353,7 @@ def fill_budget(
                 max_tokens=max_tokens,
                 drop_last=self.args.dataloader_drop_last,
                 pad_to_multiple_of=multiple,
+                balance=balance,
                 rank=self.args.process_index,
                 world_size=self.args.world_size,
             )

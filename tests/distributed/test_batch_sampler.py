@@ -10,9 +10,9 @@ import pytest
 
 _CASES: dict[str, Any] = {
     "tokens": {"what": "draw", "most_tokens": (512, 256)},
-    "alike": {"what": "draw_unlike", "slow": (1.0, 1.02)},
-    "at random": {"what": "draw_unlike", "slow": (1.0, 1.0), "balance": False},
-    "unlike": {"what": "draw_unlike", "slow": (1.0, 2.0)},
+    "alike": {"what": "draw_unlike", "slow": (1.0, 1.02), "balance": True},
+    "at random": {"what": "draw_unlike", "slow": (1.0, 1.0)},
+    "unlike": {"what": "draw_unlike", "slow": (1.0, 2.0), "balance": True},
     "workers": {"what": "train", "n_workers": (0, 2), "stop_at": 5},
     "other workers": {"what": "train", "n_workers": (3, 1), "stop_at": 0},
     "failing": {"what": "fail", "failing": 1},
