@@ -17,18 +17,18 @@ step. Ranks that predict other seconds get other batches: the fastest begins wit
 longest, and each other one gets the longest that takes it no longer.
 
 Note: [Rounds of several ranks]
-At the begin of a round the ranks exchange their tables: the fewest rows count. A
-loader with workers draws ahead. Then a rank without workers cannot begin the round
-before the others have trained what they drew. So the exchange begins with the round,
-and its result counts as many batches later as one rank draws further ahead than
-another. An iteration that was stopped may leave exchanges that other ranks never
-began: they are recognized by the number of the iteration, and repeated.
+At the begin of a round the ranks exchange their tables: the fewest rows count. A loader
+with workers draws ahead of the training, and while one rank waits in an exchange, the
+others must not wait for it in a step. So all ranks choose their batches as far ahead as
+the loader that draws ahead the furthest, and begin each round between the same steps.
 """
 
 from __future__ import annotations
 
+import bisect
 import inspect
 import math
+import zlib
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -37,7 +37,7 @@ import numpy as np
 from torch.utils.data import Sampler
 
 from mimose.arguments import check_integer, check_switches
-from mimose.distributed import Exchange, own_rank
+from mimose.distributed import exchange, own_rank
 from mimose.exceptions import MimoseError, StateMismatchError
 from mimose.rows import (
     LIKE,
@@ -195,23 +195,23 @@ class BatchSampler(Sampler[list[int]], Draws):
         self.epoch = 0
         self.is_settled = self.is_expecting = False
         self._n_asked = 0
-        """Batches drawn in all epochs."""
-        self._n_iterations = self._lag = 0
-        self._exchanges: deque[tuple[int, Exchange]] = deque()
-        """Exchanges of tables, and at which batch each counts."""
+        """Batches chosen in all epochs."""
+        self._n_ahead = self._n_spare = 0
+        """How many batches this rank's loader draws ahead; and how many more one of
+        another rank."""
         self._reset()
 
     # ------------------------------------------------------------------ an epoch
 
     def _reset(self) -> None:
         """Go to the start of the epoch."""
-        self.n_drawn = 0
+        self.n_drawn = self._n_chosen = 0
         self._loaded: Mapping[str, Any] | None = None
         """The state that was loaded in this epoch."""
         self._is_begun = self._is_over = self._is_frozen = self._grows = False
         self._is_exhausted, self._n_before = False, 0
         self._history: list[tuple[int, Table | None]] = []
-        """Each table, and the number of batches drawn before it."""
+        """Each table, and the number of batches chosen before it."""
         self._order = self._sorted()
         self._is_longest = np.isin(self._order, self._lengths.argmax(axis=0))
         """(n_samples,) Which positions of the order hold a longest sample."""
@@ -232,11 +232,7 @@ class BatchSampler(Sampler[list[int]], Draws):
                 samples; or a size of the model's inputs has no bound.
         """
         _raise_if_skipping()
-        for _, exchange in self._exchanges:  # of an iteration that was stopped
-            exchange.wait()
-        self._exchanges.clear()
-        self._n_iterations += 1
-        self._n_ahead, self._lag = _drawn_ahead(), 0
+        self._n_ahead, self._n_spare = _drawn_ahead(), 0
         is_look = self._loaded and self._is_begun and not self._was_trained()
         if self._is_over and not is_look:
             self.epoch += 1
@@ -248,28 +244,29 @@ class BatchSampler(Sampler[list[int]], Draws):
         if self._session is not None:
             self._n_before = self._session.collation.n_steps
         left, budget = 0, 0
-        while self._steps or not self._history:
-            alone = self.session if self._world_size == 1 else None
-            now = 0 if alone is None else alone.budget
-            is_due = (not left or now < budget) and not self._is_frozen
-            if is_due:
-                self._begin_round()
-            while self._exchanges and self._exchanges[0][0] <= self._n_asked:
-                self._use(self._agreed(self._exchanges.popleft()[1]))
-            if is_due:
-                left = round_length(self._n_asked)
-            left = 1 if self._grows else left
-            budget = now
-            left -= 1
-            self._n_asked += 1
-            if self._steps:  # with drop_last there may be no full batch left
-                step = self._draw()
-                batch = self._order[step.batches[self._rank]]
-                if self._session is not None and step.seconds:
-                    self._session.collation.predicted(step.seconds)
-                self._is_over = not self._steps
-                self._report(self._lengths[batch])
-                yield batch.tolist()
+        chosen: deque[_Step] = deque()
+        while True:
+            while len(chosen) <= self._n_spare and (self._steps or not self._history):
+                alone = self.session if self._world_size == 1 else None
+                now = 0 if alone is None else alone.budget
+                if (not left or now < budget) and not self._is_frozen:
+                    self._begin_round()
+                    left = 1 if self._grows else round_length(self._n_asked)
+                budget = now
+                left -= 1
+                self._n_asked += 1
+                if self._steps:  # with drop_last there may be no full batch left
+                    chosen.append(self._choose())
+                    self._is_over = not self._steps
+            if not chosen:
+                break
+            step = chosen.popleft()
+            batch = self._order[step.batches[self._rank]]
+            self.n_drawn += 1
+            if self._session is not None and step.seconds:
+                self._session.collation.predicted(step.seconds)
+            self._report(self._lengths[batch])
+            yield batch.tolist()
         self._is_over = self._is_exhausted = True
 
     def _was_trained(self) -> bool:
@@ -386,7 +383,7 @@ class BatchSampler(Sampler[list[int]], Draws):
             )
             raise ValueError(msg)
         epoch = self.epoch
-        if self._is_over and n_trained == self.n_drawn:
+        if self._is_over and n_trained == self._n_chosen:
             epoch, n_trained = epoch + 1, 0
         used = [list(entry) for entry in self._history if entry[0] < n_trained]
         return {
@@ -416,8 +413,8 @@ class BatchSampler(Sampler[list[int]], Draws):
             msg = (
                 f"the state belongs to another sampler, with {its}; this one has "
                 f"{own}. Make the sampler with the same samples, arguments and number "
-                f"of ranks (a version 1, or none, is an older mimose's, which drew in "
-                f"another order), or start the epoch again without the state"
+                f"of ranks (a lower version, or none, is an older mimose's, which drew "
+                f"in another order), or start the epoch again without the state"
             )
             raise StateMismatchError(msg)
         self._restart(state)
@@ -432,8 +429,9 @@ class BatchSampler(Sampler[list[int]], Draws):
         ends = [*(n for n, _ in state["history"]), state["n_trained"]][1:]
         for (_, table), end in zip(state["history"], ends, strict=False):
             self._take(Table.loaded(table))
-            while self.n_drawn < end:
-                self._draw()
+            while self._n_chosen < end:
+                self._choose()
+        self.n_drawn = self._n_chosen
         self._is_over = bool(self._history) and not self._steps
         if not self._history:
             self._rows.table = Table.loaded(state["table"])
@@ -466,7 +464,7 @@ class BatchSampler(Sampler[list[int]], Draws):
     def _take(self, table: Table | None) -> None:
         """Cut the remaining samples into batches by a table."""
         self._rows.table = table
-        self._history.append((self.n_drawn, table))
+        self._history.append((self._n_chosen, table))
         n = self._world_size
         left = np.flatnonzero(self._is_left)
         batches = self._full(left) if self._drop_last else self._cut(left)[0]
@@ -474,7 +472,7 @@ class BatchSampler(Sampler[list[int]], Draws):
         batches += batches[-1:] * (
             n_equal - len(batches)
         )  # all ranks get the same number
-        rng = np.random.default_rng((self._seed, self.epoch, self.n_drawn))
+        rng = np.random.default_rng((self._seed, self.epoch, self._n_chosen))
         if self._shuffle:
             batches = [batches[i] for i in rng.permutation(len(batches))]
         if table is not None and not table.rows:
@@ -516,14 +514,15 @@ class BatchSampler(Sampler[list[int]], Draws):
         delays = self._delays()
         if (delays == 1.0).all():
             return rng.permuted(np.array(left).reshape(-1, n)[::-1], axis=1)
+        found = seconds[left].tolist()
         steps = np.empty((len(left) // n, n), dtype=np.int64)
         for step in steps:
             ranks = sorted(rng.permutation(n).tolist(), key=delays.__getitem__)
-            longest = seconds[left[-1]] * delays[ranks[0]] * (1.0 + 1e-9)
+            longest = found[-1] * delays[ranks[0]] * (1.0 + 1e-9)
             for rank in ranks:
-                own = seconds[left] * delays[rank]
-                at = max(0, int(np.searchsorted(own, longest, "right")) - 1)
+                at = max(0, bisect.bisect_right(found, longest / delays[rank]) - 1)
                 step[rank] = left.pop(at)
+                found.pop(at)
         return steps
 
     def _first_order(self, batches: Sequence[Ints]) -> list[int]:
@@ -575,7 +574,7 @@ class BatchSampler(Sampler[list[int]], Draws):
         batches, lacks = self._rows.cut(self._lengths[self._order[places]], sizes)
         return [places[batch] for batch in batches], lacks
 
-    def _draw(self) -> _Step:
+    def _choose(self) -> _Step:
         """Return the next step."""
         step = self._steps.pop()
         rows, elements = np.zeros(self._world_size), np.zeros(self._world_size)
@@ -585,7 +584,7 @@ class BatchSampler(Sampler[list[int]], Draws):
             elements[rank] = self._elements[self._order[batch]].sum()
         own = self._rank
         self._shares.append((rows[own] / rows.sum(), elements[own] / elements.sum()))
-        self.n_drawn += 1
+        self._n_chosen += 1
         return step
 
     # ------------------------------------------------------------------ tables
@@ -605,55 +604,69 @@ class BatchSampler(Sampler[list[int]], Draws):
                 raise
             error = failed
         if self._world_size == 1:
-            self._use(table)
+            self._use(table._replace(paces=()))  # one rank waits for none
             return
         unknown = [-1.0] * len(self._rows.at_anchors)
+        same = zlib.crc32(repr(self._description()).encode()), self.epoch
         numbers = [
-            *(self._n_iterations, self.epoch, self.n_drawn),
-            *(self._n_asked, self._n_ahead),
+            *(*same, self._n_chosen, self._rank, self._n_asked, self._n_ahead),
             *(table.samples, table.tokens, table.is_padded),
             *(*(table.rows or unknown), *(table.paces or unknown)),
         ]
-        exchange = Exchange(numbers, error)
-        self._exchanges.append((self._n_asked + self._lag, exchange))
+        found = exchange(numbers, error)
+        self._use(self._agreed(found))
 
-    def _agreed(self, exchange: Exchange) -> Table:
-        """Return the table of all ranks; all wait for the last one.
+    def _agreed(self, found: Floats) -> Table:
+        """Return the table of all ranks.
+
+        Args:
+            found: The numbers of each.
 
         Raises:
-            MimoseError: They are not at the same batch of the same epoch.
-            OtherRankError: Another rank failed.
+            MimoseError: They are not at the same batch of the same epoch, or draw from
+                other samples.
         """
-        found = exchange.wait()
-        while (found[:, 0] < self._n_iterations).any():  # of one that was stopped
-            exchange = exchange.again()
-            found = exchange.wait()
         if (found[:, :3] != found[0, :3]).any():
             at = [f"{n:.0f} of epoch {e:.0f}" for _, e, n in found[:, :3]]
+            is_other = (found[:, 0] != found[0, 0]).any()
+            others = ", of other samples or arguments" if is_other else ""
             msg = (
                 f"the ranks of mimose.BatchSampler do not draw the same batches: by "
-                f"rank they are at batch {', '.join(at)}. Begin and end each epoch on "
-                f"all ranks, with the same set_epoch and the same loaded state"
+                f"rank they are at batch {', '.join(at)}{others}. Give it the same "
+                f"samples and arguments on all ranks, and begin and end each epoch on "
+                f"all of them, with the same set_epoch and the same loaded state"
             )
             raise MimoseError(msg)
-        self._n_asked = int(found[:, 3].min())  # some drew further before it stopped
-        self._lag = int(np.ptp(found[:, 4]))
-        samples, tokens, is_padded = found[:, 5:8].min(axis=0)
-        rows, paces = np.split(found[:, 8:], 2, axis=1)
+        self._n_asked = int(found[:, 4].min())
+        self._n_spare = int(found[:, 5].max()) - self._n_ahead
+        samples, tokens, is_padded = found[:, 6:9].min(axis=0)
+        # Of processes that share a rank's batches (tensor parallelism) one counts.
+        _, first = np.unique(found[:, 3], return_index=True)
+        if len(first) != self._world_size:
+            msg = (
+                f"the processes have {len(first)} different ranks of "
+                f"mimose.BatchSampler with world_size={self._world_size}: give each "
+                f"its rank, or neither, for those of torch.distributed"
+            )
+            raise MimoseError(msg)
+        rows, paces = np.split(found[:, 9:], 2, axis=1)
         if (rows < 0).any():  # a rank knows nothing yet
             return Table()
+        fewest, (rows, paces) = rows.min(axis=0), (rows[first], paces[first])
         known = paces > 0.0
         alike = known.all(axis=0) & (rows.max(axis=0) <= _ALIKE * rows.min(axis=0))
         delays: Floats = np.ones(len(paces))
         if alike.any():
             own_paces = paces[:, alike]
             delays = np.median(own_paces / own_paces.mean(axis=0), axis=1)
-        steps = np.round(_SPEEDS_A_DOUBLING * np.log2(delays / delays.min()))
+        before = _SPEEDS_A_DOUBLING * np.log2(self._delays())
+        found = _SPEEDS_A_DOUBLING * np.log2(delays / delays.min())
+        steps = np.where(np.abs(found - before) < 1.0, before, np.round(found))
         own = 2.0 ** (steps / _SPEEDS_A_DOUBLING)
         counts = known & (rows == np.where(known, rows, np.inf).min(axis=0))
         means = (paces / own[:, None] * counts).sum(axis=0) / counts.sum(axis=0).clip(1)
         return Table(
-            tuple(rows.min(axis=0).astype(int).tolist()),
+            tuple(fewest.astype(int).tolist()),
             *(int(samples), int(tokens), bool(is_padded)),
             tuple(means.tolist()),
             tuple(own.tolist()) if steps.any() else (),

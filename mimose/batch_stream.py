@@ -28,7 +28,7 @@ import numpy as np
 
 from mimose.arguments import check_integer, check_switches
 from mimose.budget import format_bytes, parse_budget
-from mimose.distributed import Exchange, own_rank
+from mimose.distributed import exchange, own_rank
 from mimose.exceptions import MimoseError, StateMismatchError
 from mimose.rows import (
     FIRST_ROWS,
@@ -383,7 +383,7 @@ class BatchStream(Draws):
                 seconds = np.interp(_QUANTILES, places / places[-1], own[order])
         n_held = len(self._numbers)
         counts = self._epoch, self.n_drawn, self._is_dry, n_held, n_cuts, most
-        found = Exchange([*counts, *seconds.tolist()], error).wait()
+        found = exchange([*counts, *seconds.tolist()], error)
         if (found[:, :2] != found[0, :2]).any():
             at = [f"{n:.0f} of iteration {e:.0f}" for e, n in found[:, :2]]
             msg = (

@@ -177,60 +177,51 @@ def most_of_ranks(find: Callable[[], int], group: Any) -> int:
     return max(int(number) for number, _ in found)
 
 
-class Exchange:
-    """Gathers numbers of all ranks, while this one goes on.
-
-    All ranks begin the same exchanges in the same order, each with equally many
-    numbers. They go through a group on the CPU, so they pass no other messages.
+def exchange(
+    numbers: Sequence[float], error: Exception | None = None
+) -> NDArray[np.float64]:
+    """Return (n_ranks, n_numbers) the numbers of all ranks, which all call this.
 
     Args:
         numbers: (n_numbers,) This rank's.
         error: Why this rank has none; all ranks raise it.
+
+    Raises:
+        MimoseError: There is no other rank, or one has ended, or does not answer.
+        OtherRankError: Another rank failed. (Or `InfeasibleBudgetError`.)
+        Exception: `error`.
     """
+    if n_ranks() < 2:
+        msg = (
+            "ranks cannot exchange what fits, because there is no process group of "
+            "several ranks: call init_process_group before the first batch is drawn"
+        )
+        raise MimoseError(msg)
 
-    def __init__(
-        self, numbers: Sequence[float], error: Exception | None = None
-    ) -> None:
-        if n_ranks() < 2:
-            msg = (
-                "ranks cannot exchange what fits, because there is no process group "
-                "of several ranks: call init_process_group before the first batch is "
-                "drawn"
-            )
-            raise MimoseError(msg)
-        self._numbers, self._error = numbers, error
-        own = torch.tensor([error is not None, *numbers], dtype=torch.float64)
-        size = distributed.get_world_size()
-        self._found = [torch.empty_like(own) for _ in range(size)]
-        self._group = _side_group()
-        with _answered():
-            self._work = distributed.all_gather(
-                self._found, own, group=self._group, async_op=True
-            )
-
-    def again(self) -> Exchange:
-        """Begin the same exchange again."""
-        return Exchange(self._numbers, self._error)
-
-    def wait(self) -> NDArray[np.float64]:
-        """Return (n_ranks, n_numbers) the numbers of all ranks.
-
-        Raises:
-            MimoseError: Another rank has ended, or does not answer.
-            OtherRankError: Another rank failed. (Or `InfeasibleBudgetError`.)
-            Exception: The error of this rank.
-        """
-        with _answered():
-            self._work.wait()
-        found: NDArray[np.float64] = torch.stack(self._found).numpy()
-        if found[:, 0].any():
-            most_of_ranks(self._raise, self._group)
-        return found[:, 1:]
-
-    def _raise(self) -> int:
-        if self._error is not None:
-            raise self._error
+    def fail() -> int:
+        if error is not None:
+            raise error
         return 0
+
+    own = torch.tensor([error is not None, len(numbers), *numbers], dtype=torch.float64)
+    head = [torch.empty_like(own[:2]) for _ in range(distributed.get_world_size())]
+    group = _side_group()
+    with _answered():
+        distributed.all_gather(head, own[:2].clone(), group=group)
+    failed, sizes = torch.stack(head).unbind(1)
+    if failed.any():
+        most_of_ranks(fail, group)
+    if (sizes != sizes[0]).any():
+        msg = (
+            f"the ranks exchange {[int(n) for n in sizes]} numbers, because their data "
+            f"differ: give all ranks the same lengths, or names of lengths"
+        )
+        raise MimoseError(msg)
+    found = [torch.empty_like(own[2:]) for _ in head]
+    with _answered():
+        distributed.all_gather(found, own[2:].clone(), group=group)
+    gathered: NDArray[np.float64] = torch.stack(found).numpy()
+    return gathered
 
 
 class Ranks:

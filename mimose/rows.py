@@ -294,7 +294,7 @@ class Rows:
         Args:
             batches: For each, (n_samples, n_names) lengths.
         """
-        if self.table is None or not any(self.table.paces):
+        if self.table is None or not any(self.table.paces) or not batches:
             return np.zeros(0)
         if self.table.is_padded:
             longest = np.array([own.max(axis=0) for own in batches])

@@ -26,7 +26,6 @@ import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -118,17 +117,17 @@ class _Ranks(mimose.BatchSampler):
                 self._report()
                 yield batch
 
-    def _draw(self) -> Any:
-        step = super()._draw()
+    def _choose(self) -> Any:
+        step = super()._choose()
         self._drawn = [self._order[batch].tolist() for batch in step.batches]
         return step
 
 
-def _exchange(ranks: int, numbers: Any, error: Exception | None) -> SimpleNamespace:
-    """Return one's own numbers as those of all ranks."""
+def _exchange(ranks: int, numbers: Any, error: Exception | None) -> Any:
+    """Return one's own numbers as those of all ranks; the fourth is the rank."""
     if error is not None:
         raise error
-    return SimpleNamespace(wait=lambda: np.array([numbers] * ranks))
+    return np.array([[*numbers[:3], rank, *numbers[4:]] for rank in range(ranks)])
 
 
 def work(task: Task) -> Rows:
@@ -150,7 +149,7 @@ def work(task: Task) -> Rows:
         if task["arm"] != _FIXED:
             session = undo.enter_context(mimose.attach(model, _BUDGET))
             exchange = functools.partial(_exchange, ranks)
-            undo.enter_context(mock.patch("mimose.batch_sampler.Exchange", exchange))
+            undo.enter_context(mock.patch("mimose.batch_sampler.exchange", exchange))
             lengths = [len(text.token_ids) for text in train]
             own: dict[str, Any] = {"seed": seed, "max_rows": _MOST_ROWS // ranks}
             own |= {"balance": task["arm"] != _RANDOM, "rank": 0, "world_size": ranks}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 from unittest import mock
 
 import numpy as np
@@ -53,26 +52,11 @@ class _Whole(mimose.BatchSampler):
         super().__init__(*arguments, **options)
         self.drawn: list[list[tuple[int, int]]] = []
 
-    def _draw(self) -> Any:
-        step = super()._draw()
+    def _choose(self) -> Any:
+        step = super()._choose()
         own = [self._lengths[self._order[batch]] for batch in step.batches]
         self.drawn.append([(len(each), int(each.max())) for each in own])
         return step
-
-
-class _Alike:
-    """In place of an exchange: all ranks have the numbers of this one."""
-
-    sent: ClassVar[list[int]] = []
-    """The numbers of each exchange, with whether the rank failed."""
-
-    def __init__(self, n_ranks: int, numbers: Sequence[float], _: Any) -> None:
-        self._found = np.tile(np.array(numbers, dtype=float), (n_ranks, 1))
-        self.sent.append(1 + len(numbers))
-
-    def wait(self) -> NDArray[np.float64]:
-        """Return them."""
-        return self._found
 
 
 def drawn_by(
@@ -84,13 +68,18 @@ def drawn_by(
         The samples and the longest one of each rank's batch, by step; and how many
         numbers each exchange has.
     """
-    _Alike.sent.clear()
-    own = functools.partial(_Alike, n_ranks)
-    with mock.patch.object(batch_sampler, "Exchange", own):
+    sent: list[int] = []
+
+    def own(numbers: Sequence[float], _: Any) -> NDArray[np.float64]:
+        """Return the numbers of this one for all ranks, the fourth is the rank."""
+        sent.append(2 + len(numbers))
+        return np.array([[*numbers[:3], rank, *numbers[4:]] for rank in range(n_ranks)])
+
+    with mock.patch.object(batch_sampler, "exchange", own):
         sampler = _Whole(lengths, session, rank=0, world_size=n_ranks, balance=balance)
         for _ in sampler:
             pass
-    return sampler.drawn, [*_Alike.sent]
+    return sampler.drawn, sent
 
 
 class Rebalanced(Trials):

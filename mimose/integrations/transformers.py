@@ -366,7 +366,7 @@ def fill_budget(
         def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
             """Draw a window, and count its items: Note: [Whole windows]."""
             found = super().get_batch_samples(*args, **kwargs)
-            n = float(sum(map(_n_items, found[0])))
+            n = float(sum(_n_items(self, batch) for batch in found[0]))
             is_mean = self.args.average_tokens_across_devices
             if found[0] and is_mean and self.args.world_size > 1:
                 count = torch.tensor(n, dtype=torch.float64, device=self.args.device)
@@ -376,7 +376,7 @@ def fill_budget(
 
         def training_step(self, model: Any, inputs: Any, *args: Any, **kw: Any) -> Any:
             """Train a batch, whose loss is not divided by the number of batches."""
-            self._n_of_batch = max(1, _n_items(inputs))
+            self._n_of_batch = max(1, _n_items(self, inputs))
             self.current_gradient_accumulation_steps = 1
             return super().training_step(model, inputs, *args, **kw)
 
@@ -392,8 +392,8 @@ def fill_budget(
                 kw["num_items_in_batch"] = of * 0 + n  # a tensor remains one
             found = super().compute_loss(model, inputs, *args, **kw)
             if isinstance(found, tuple):
-                return found[0] * n / of, *found[1:]
-            return found * n / of
+                return found[0] / of * n, *found[1:]
+            return found / of * n
 
     Filling.__name__ = Filling.__qualname__ = f"Filling{trainer_class.__name__}"
     return Filling
@@ -446,10 +446,15 @@ class _Windows(DataLoader[Any]):
         raise TypeError(msg)
 
 
-def _n_items(batch: Any) -> int:
-    """Return the labels of a batch that are not ignored; without any, its rows."""
+def _n_items(trainer: Any, batch: Any) -> int:
+    """Return the labels that transformers counts in a batch; without any, its rows."""
     named = batch if isinstance(batch, Mapping) else {}
-    if isinstance(labels := named.get("labels"), torch.Tensor):
+    labels = named.get("shift_labels", named.get("labels"))
+    if isinstance(labels, torch.Tensor):
+        if "shift_labels" not in named and getattr(
+            trainer, "_loss_shifts_labels", False
+        ):
+            labels = labels[..., 1:]
         return int(labels.ne(-100).sum())
     tensors = (each for each in named.values() if isinstance(each, torch.Tensor))
     return next((len(each) for each in tensors if each.ndim), 1)

@@ -15,6 +15,12 @@ _CASES: dict[str, Any] = {
     "unlike": {"what": "draw_unlike", "slow": (1.0, 2.0), "balance": True},
     "workers": {"what": "train", "n_workers": (0, 2), "stop_at": 5},
     "other workers": {"what": "train", "n_workers": (3, 1), "stop_at": 0},
+    "few samples": {
+        "what": "train",
+        "n_workers": (0, 8),
+        "stop_at": 2,
+        "n_samples": 60,
+    },
     "failing": {"what": "fail", "failing": 1},
     "apart": {"what": "begin_apart"},
 }
@@ -77,13 +83,14 @@ def test_weights_make_the_mean_of_the_global_batch(told: dict[str, Any]) -> None
             assert np.allclose(weights, 2 * np.array(sums) / sum(sums))
 
 
-@pytest.mark.parametrize("case", ["workers", "other workers"])
+@pytest.mark.parametrize("case", ["workers", "other workers", "few samples"])
 def test_ranks_have_other_numbers_of_workers(told: dict[str, Any], case: str) -> None:
     """Nobody waits forever, also after an epoch that was stopped."""
-    for stopped, _, _ in told[case]:
+    for stopped, *_ in told[case]:
         assert len(stopped) == _CASES[case]["stop_at"]
-    drawn = [at for _, epoch, _ in told[case] for batch in epoch for at in batch]
-    assert sorted(set(drawn)) == list(range(told[case][0][2]))
+    for epoch in (1, 2):
+        drawn = [at for mine in told[case] for batch in mine[epoch] for at in batch]
+        assert sorted(set(drawn)) == list(range(told[case][0][3]))
 
 
 def test_an_error_on_one_is_an_error_on_all(told: dict[str, Any]) -> None:

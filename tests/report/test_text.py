@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mimose.records import FirstTimes, StepRecord, Summary, kind_of
+from mimose.records import FirstTimes, RankWaits, StepRecord, Summary, kind_of
 from mimose.report.text import report
 
 MIB = 2**20
@@ -37,6 +37,7 @@ def _records(n_steps, n_shapes, **changes):
 def _report(records, width):
     numbers = dict.fromkeys(Summary.__dataclass_fields__, 1) | {
         "first_times": FirstTimes(40, 64, 0.4, 0.1),
+        "rank_waits": RankWaits(40, 9.0, 1.5, (10, 30)),
         "phases": {"collect": 9, "plan": 98_000},
         "kept_units": {"encoder.layer.3": "it returned something else when run again"},
         "inexact_layers": {"bert.encoder.layer.4": "its kernels are not deterministic"},
