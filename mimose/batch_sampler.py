@@ -385,13 +385,15 @@ class BatchSampler(Sampler[list[int]], Draws):
         epoch = self.epoch
         if self._is_over and n_trained == self._n_chosen:
             epoch, n_trained = epoch + 1, 0
-        used = [list(entry) for entry in self._history if entry[0] < n_trained]
+        used = [
+            [n, table and table.saved()] for n, table in self._history if n < n_trained
+        ]
         return {
             "of": self._description(),
             "epoch": epoch,
             "n_trained": n_trained,
             "history": used,
-            "table": self._rows.table,
+            "table": self._rows.table and self._rows.table.saved(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

@@ -102,6 +102,10 @@ class Table(NamedTuple):
     delays: Sequence[float] = ()
     """By rank: its seconds over those of the fastest. Empty if they are alike."""
 
+    def saved(self) -> list[Any]:
+        """Return the table as plain JSON data, without a class of mimose."""
+        return [[*each] if isinstance(each, tuple) else each for each in self]
+
     @classmethod
     def loaded(cls, table: Any) -> Table | None:
         """Return a table after its way through JSON."""
