@@ -89,17 +89,6 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
     return found
 
 
-def check_session(session: object) -> None:
-    """Make sure that a session can forecast; None is no session.
-
-    Raises:
-        ValueError: It cannot.
-    """
-    if session is not None and not hasattr(session, "forecast"):
-        msg = f"session must be what mimose.attach returned, got {session!r}"
-        raise ValueError(msg)
-
-
 def check_agree(agree: object) -> None:
     """Make sure that ranks can agree in the given way.
 

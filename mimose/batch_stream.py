@@ -25,6 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from mimose.arguments import check_integer, check_switches
 from mimose.budget import format_bytes, parse_budget
@@ -41,7 +42,6 @@ from mimose.rows import (
     round_length,
     sort_keys,
 )
-from mimose.tensors import content_bytes
 
 if TYPE_CHECKING:
     from mimose.session import Session
@@ -51,6 +51,7 @@ _log = logging.getLogger(__name__)
 _QUANTILES = np.linspace(0.0, 1.0, 16)
 """Those that ranks exchange."""
 _END = object()
+_NUMBER_BYTES = 8
 
 
 class BatchStream(Draws):
@@ -238,7 +239,7 @@ class BatchStream(Draws):
                 number, self._is_dry = self._n_pulled, sample is _END
                 if not self._is_dry and number not in self._skipped:
                     lengths = self._measured(sample, number)
-                    n_bytes = content_bytes(sample)
+                    n_bytes = _content_bytes(sample)
                     self._samples[number] = sample, n_bytes, self.n_drawn
                     self._n_bytes += n_bytes
                     pulled[number] = lengths
@@ -567,3 +568,35 @@ def _size(value: Any) -> Any:
         msg = f"the column has {n_dims} dimensions"
         raise ValueError(msg)
     return len(value) if n_dims and hasattr(value, "__len__") else value
+
+
+def _content_bytes(thing: Any, seen: set[int] | None = None) -> int:
+    """Return the bytes of the tensors, arrays, texts and numbers in something.
+
+    Args:
+        thing: In containers and attributes all is counted, but of a list of numbers
+            only how many there are.
+        seen: What is counted already.
+    """
+    if isinstance(thing, (int, float)) or thing is None:
+        return _NUMBER_BYTES
+    if isinstance(thing, (torch.Tensor, np.ndarray)):
+        return int(thing.nbytes)
+    if isinstance(thing, (str, bytes, bytearray)):
+        return len(thing)
+    seen = set() if seen is None else seen
+    if id(thing) in seen:
+        return 0
+    seen.add(id(thing))
+    if isinstance(thing, (list, tuple, set, frozenset)):
+        parts: Iterable[Any] = thing
+        if isinstance(next(iter(thing), None), (int, float)):
+            return _NUMBER_BYTES * len(thing)
+    elif isinstance(thing, Mapping):
+        parts = thing.values()
+    else:
+        parts = getattr(thing, "__dict__", {}).values()
+    total = 0
+    for part in parts:
+        total += _content_bytes(part, seen)
+    return total

@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mimose.arguments import check_integer, check_session
+from mimose.arguments import check_integer
 from mimose.exceptions import MimoseError
 
 if TYPE_CHECKING:
@@ -463,7 +463,9 @@ class Draws:
     """
 
     def __init__(self, session: Session | None) -> None:
-        check_session(session)
+        if session is not None and not hasattr(session, "forecast"):
+            msg = f"session must be what mimose.attach returned, got {session!r}"
+            raise ValueError(msg)
         self._session = session
         self._unreported: list[tuple[int, ...]] = []
         """What was drawn in this iteration while there was no session."""

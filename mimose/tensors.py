@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import gc
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import fields, is_dataclass
 from typing import Any
 
-import numpy as np
 import torch
 
 from mimose.torch_private import (
@@ -17,8 +16,6 @@ from mimose.torch_private import (
     storage_key,
     version_of,
 )
-
-_NUMBER_BYTES = 8
 
 
 def tensors_in(tree: object) -> Iterator[torch.Tensor]:
@@ -34,38 +31,6 @@ def tensors_in(tree: object) -> Iterator[torch.Tensor]:
     elif is_dataclass(tree) and not isinstance(tree, type):
         for field in fields(tree):
             yield from tensors_in(getattr(tree, field.name))
-
-
-def content_bytes(thing: Any, seen: set[int] | None = None) -> int:
-    """Return the bytes of the tensors, arrays, texts and numbers in something.
-
-    Args:
-        thing: In containers and attributes all is counted, but of a list of numbers
-            only how many there are.
-        seen: What is counted already.
-    """
-    if isinstance(thing, (int, float)) or thing is None:
-        return _NUMBER_BYTES
-    if isinstance(thing, (torch.Tensor, np.ndarray)):
-        return int(thing.nbytes)
-    if isinstance(thing, (str, bytes, bytearray)):
-        return len(thing)
-    seen = set() if seen is None else seen
-    if id(thing) in seen:
-        return 0
-    seen.add(id(thing))
-    if isinstance(thing, (list, tuple, set, frozenset)):
-        parts: Iterable[Any] = thing
-        if isinstance(next(iter(thing), None), (int, float)):
-            return _NUMBER_BYTES * len(thing)
-    elif isinstance(thing, Mapping):
-        parts = thing.values()
-    else:
-        parts = getattr(thing, "__dict__", {}).values()
-    total = 0
-    for part in parts:
-        total += content_bytes(part, seen)
-    return total
 
 
 def nodes_of(output: object, began: int) -> set[Any]:

@@ -110,22 +110,6 @@ def test_an_epoch_goes_on_where_it_was_trained_to(lengths, limits, data):
     assert list(sampler) == list(resumed)
 
 
-@pytest.mark.parametrize("delay", [1.0, 2.0])
-def test_ranks_are_compared_where_their_rows_are_alike(delay):
-    """More rows share a step's fixed time: 40 in place of 80 make no rank slow.
-
-    The paces are those of the rows that all draw, or of the rank that knows any.
-    """
-    sampler, _ = _of_ranks([16, 32, 64, 128], 2)
-    rows = [[80, 40, 20, 10], [40, 40, 20, 0]]
-    paces = [[3.0, 3.0, 1.5, 1.0], [6.0 * delay, 3.0 * delay, 1.5 * delay, 0.0]]
-    head = [[0, 0, 0, rank, 0, 0, 99, 9999, 1] for rank in range(2)]
-    table = sampler._agreed(np.concatenate([head, rows, paces], axis=1))
-    assert (40, 40, 20, 0) == table.rows
-    assert (6.0, 3.0, 1.5, 1.0) == table.paces
-    assert table.delays == ((1.0, delay) if delay > 1.0 else ())
-
-
 def test_batches_are_of_like_lengths_in_random_order():
     """At most 2% of the tokens are padding, of pairs 5% of the first; orders differ."""
     draw = torch.Generator().manual_seed(0)

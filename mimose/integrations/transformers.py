@@ -366,24 +366,31 @@ def fill_budget(
         def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
             """Draw a window, and count its items: Note: [Whole windows]."""
             found = super().get_batch_samples(*args, **kwargs)
-            n = float(sum(_n_items(self, batch) for batch in found[0]))
+            if found[1] is not None or not self._is_one_of_several():
+                return found  # the trainer has counted, or need not
+            n: Any = float(sum(_n_items(self, batch) for batch in found[0]))
             is_mean = self.args.average_tokens_across_devices
             if found[0] and is_mean and self.args.world_size > 1:
                 count = torch.tensor(n, dtype=torch.float64, device=self.args.device)
-                n = float(self.accelerator.reduce(count, "mean"))
+                n = self.accelerator.reduce(count, "mean")
             self._n_of_window = n
             return found
 
+        def _is_one_of_several(self) -> bool:
+            """Whether a batch's gradient is joined with those of others."""
+            args = self.args
+            return bool(args.gradient_accumulation_steps * args.world_size > 1)
+
         def training_step(self, model: Any, inputs: Any, *args: Any, **kw: Any) -> Any:
             """Train a batch, whose loss is not divided by the number of batches."""
-            self._n_of_batch = max(1, _n_items(self, inputs))
+            if self._is_one_of_several():
+                self._n_of_batch = max(1, _n_items(self, inputs))
             self.current_gradient_accumulation_steps = 1
             return super().training_step(model, inputs, *args, **kw)
 
         def compute_loss(self, model: Any, inputs: Any, *args: Any, **kw: Any) -> Any:
             """Weight the loss by the batch's share of the window's items."""
-            n_parts = self.args.gradient_accumulation_steps * self.args.world_size
-            if not model.training or n_parts == 1:
+            if not model.training or not self._is_one_of_several():
                 return super().compute_loss(model, inputs, *args, **kw)
             n, of = self._n_of_batch, kw.get("num_items_in_batch")
             if of is None:

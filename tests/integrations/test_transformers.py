@@ -693,37 +693,3 @@ def test_no_step_is_lost(tmp_path, meter):
     assert 3 == len(callback.session.summary().kept_units)
     assert len(callback.session.records) > 6 * 2
     assert _is_clean(trainer.model)
-
-
-class _Tokens(torch.nn.Module):
-    """Takes no `num_items_in_batch`; its loss is a mean over labels or over rows."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding = torch.nn.Embedding(64, 8)
-        self.layers = torch.nn.ModuleList(_Layer() for _ in range(3))
-        self.head = torch.nn.Linear(8, 4)
-
-    def forward(self, input_ids, attention_mask, labels=None):
-        x = self.embedding(input_ids)
-        for layer in self.layers:
-            x = layer(x)
-        x = self.head(x * attention_mask[..., None])
-        if labels is None:
-            return {"loss": x.mean((1, 2)).pow(2).mean()}
-        x = x if labels.ndim == 2 else x.sum(1)
-        return {
-            "loss": torch.nn.functional.cross_entropy(
-                x.flatten(0, -2), labels.flatten()
-            )
-        }
-
-
-class _Layer(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(8, 8)
-
-    def forward(self, x):
-        return x + self.linear(x).tanh()
