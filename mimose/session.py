@@ -589,7 +589,11 @@ class Session:
         return _report.report(self.summary(), list(self.records), width)
 
     def summary(self) -> Summary:
-        """Return what happened so far, as numbers."""
+        """Return what happened so far, as numbers.
+
+        It waits for what the worker thread still learns from steps that have ended.
+        """
+        self._engine.worker.catch_up()
         host, ranks = self._engine.host_memory, self._engine.ranks
         return _report.summarise(
             self.records,
