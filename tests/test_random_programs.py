@@ -39,7 +39,6 @@ def _holds(program: programs.Program, device: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @pytest.mark.parametrize("session", programs.SESSIONS)
 @repeatable
 @given(data=st.data())
@@ -51,7 +50,6 @@ def test_equal_to_the_bare_twin(session: str, data: Any) -> None:
 
 @pytest.mark.sim
 @pytest.mark.slow
-@pytest.mark.timeout(300)
 @repeatable
 @given(program=programs.programs())
 def test_equal_on_an_accelerator(sim: Any, program: programs.Program) -> None:
