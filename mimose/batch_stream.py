@@ -19,6 +19,7 @@ whatever its stream does. A stream that fails has ended until the next exchange.
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -52,6 +53,12 @@ _QUANTILES = np.linspace(0.0, 1.0, 16)
 """Those that ranks exchange."""
 _END = object()
 _NUMBER_BYTES = 8
+_FIRST_BUFFER, _BATCHES = 1024, 32
+"""Samples in the first buffer, and how many batches it is to hold. With 14, 28 and 42
+batches of 300 rows BERT-large's texts pad 5.7%, 3.2% and 2.7%, out of 1,024 samples
+17%, and with all of an epoch at hand 2.2%."""
+_AHEAD = 64
+"""So many of the last batches may be drawn but not trained when a state is saved."""
 
 
 class BatchStream(Draws):
@@ -67,14 +74,16 @@ class BatchStream(Draws):
     It is for samples without an index, or whose lengths are not known before they are
     made: streams, a processor's results, completions of a policy. It holds a buffer of
     samples, and draws batches of like lengths from it, with rows as `BatchSampler`
-    chooses them: small at first, then as many as train the most tokens a second.
+    chooses them: small at first, then as many as train the most tokens a second. The
+    buffer grows with the batches.
 
     Each sample comes once. None waits for more than twice as many batches as the buffer
     has samples: Note: [Leaders and neighbours]. What is longer than any sample before
     is a batch by itself until the next round. The buffer is also all that shuffles.
 
-    A second iteration begins the stream again; an iterator, such as a generator's, goes
-    on where it was. If a batch does not fit after all, `Session.micro_batches` splits
+    A second iteration begins the stream again, after ``set_epoch`` of the samples or
+    their dataset, if they have it; an iterator, such as a generator's, goes on where it
+    was. If a batch does not fit after all, `Session.micro_batches` splits
     it, or `Session.step` repeats its step, as with any loader.
 
     Several ranks draw equally many batches, each from its part of the stream:
@@ -82,6 +91,7 @@ class BatchStream(Draws):
 
     Attributes:
         n_drawn: Batches drawn in this iteration.
+        epoch: The number of this iteration, or of the last one; the first is 0.
         is_settled: Whether the last round changed no number of rows.
         is_expecting: Whether to draw small batches until there is a session. The
             trainers' callbacks set it.
@@ -97,13 +107,15 @@ class BatchStream(Draws):
             names of sizes, as `BatchSampler` takes them.
         collate_fn: Makes a batch of a list of samples.
         buffer: The most samples in the buffer, which is full before the first batch.
-            Batches with many rows are padded more if it holds few of them.
+            Batches with many rows are padded more if it holds few of them. None for
+            1,024 at first, and then as many as make 32 batches.
         buffer_bytes: The most bytes of these, up to one sample more. What counts are
             tensors, arrays, texts and numbers, in containers and in attributes.
         seed: Seed of the random order; the same on all ranks.
         max_rows: The most rows of a batch.
         max_tokens: The most tokens of a batch, with padding. A longer sample is a batch
             by itself.
+        min_rows: As for `BatchSampler`.
         pad_to_multiple_of: To what your collator rounds padded lengths up, or None.
         even_batches: Whether a rank whose stream has ended repeats one sample a batch
             until all have ended. If False, all ranks stop.
@@ -122,11 +134,12 @@ class BatchStream(Draws):
         *,
         length: str | Callable[[Any], int | Mapping[str, int]],
         collate_fn: Callable[[list[Any]], Any],
-        buffer: int = 4096,
+        buffer: int | None = None,
         buffer_bytes: int | str = "1GiB",
         seed: int = 0,
         max_rows: int | None = None,
         max_tokens: int | None = None,
+        min_rows: int = 1,
         pad_to_multiple_of: int | None = None,
         even_batches: bool = True,
         rank: int | None = None,
@@ -139,7 +152,8 @@ class BatchStream(Draws):
             raise ValueError(msg)
         check_switches(even_batches=even_batches)
         self._stream, self._collate = samples, collate_fn
-        self._most = check_integer("buffer", buffer)
+        self._is_growing = buffer is None
+        self._most = check_integer("buffer", buffer or _FIRST_BUFFER)
         self._most_bytes = parse_budget(buffer_bytes, None)
         self._seed = check_integer("seed", seed, 0)
         self._is_even = bool(even_batches)
@@ -148,16 +162,17 @@ class BatchStream(Draws):
             [],
             max_rows=max_rows,
             max_tokens=max_tokens,
+            min_rows=min_rows,
             pad_to_multiple_of=pad_to_multiple_of,
         )
         self.is_settled = self.is_expecting = self.is_repeated = False
         self._names: list[str] | None = None
         self._extremes: Ints = np.zeros((0, 0), dtype=np.int64)
         """(n, n_names) The shortest and the longest lengths so far."""
-        self._n_asked = self._epoch = self.n_drawn = 0
+        self._n_asked = self.epoch = self.n_drawn = 0
         self._left = 0
         """Batches that the round still has."""
-        self._has_warned = self._is_within = False
+        self._has_warned = self._has_begun = self._is_within = False
         self._source: Iterator[Any] = iter(())
         self._loaded: Mapping[str, Any] | None = None
 
@@ -191,28 +206,36 @@ class BatchStream(Draws):
     def _begin(self) -> None:
         """Begin the stream, or go on where a state was saved."""
         state, self._loaded = self._loaded, None
+        if state is None:
+            self.epoch += self._has_begun
+            self.n_drawn = 0
+        self._has_begun = True
+        for each in (self._stream, getattr(self._stream, "dataset", None)):
+            if hasattr(each, "set_epoch"):
+                each.set_epoch(self.epoch)
         source = iter(self._stream)
         if source is not self._source or state is not None:
-            self._source, self._skipped = source, frozenset[int]()
+            self._source, self._held = source, frozenset[int]()
             self._samples: dict[int, tuple[Any, int, int]] = {}
             """Those in the buffer by their numbers in the stream: with their bytes, and
             how many batches were drawn before."""
             self._numbers, self._lengths = np.zeros((2, 0), dtype=np.int64)
             """(n_held,), (n_held, n_names) Sorted by length, rounded up."""
-            self._n_pulled = self._n_bytes = 0
+            self._n_pulled = self._n_bytes = self._n_before = 0
             self._next_state = 1
             self._states: deque[tuple[int, Any]] = deque([(0, None)])
             """States of the source, and how many samples came before each."""
-        self._epoch += 1
-        self.n_drawn = 0
-        if state is not None:
-            self._epoch, self.n_drawn = state["epoch"], state["n_drawn"]
-            if hasattr(self._stream, "load_state_dict"):
-                self._states[0] = state["n_before"], state["source"]
-                self._n_pulled, n_pulled = state["n_before"], state["n_pulled"]
-                self._next_state = self._n_pulled + 1
-                trained = {*range(self._n_pulled, n_pulled)}.difference(state["held"])
-                self._skipped = frozenset(trained)
+        if state is not None:  # what was trained of the first `_n_before` is left out
+            self._n_before, self._held = state["n_pulled"], frozenset(state["held"])
+            self._states[0] = state["n_before"], state["source"]
+            self._n_pulled = state["n_before"]
+            can_load = hasattr(self._stream, "load_state_dict")
+            if not can_load and isinstance(self._stream, Iterator):  # it goes on there
+                self._n_pulled = self._n_before
+            self._next_state = self._n_pulled + 1
+        self._recent: deque[list[int]] = deque(maxlen=_AHEAD)
+        """The numbers of the samples of the last batches."""
+        self._n_last = 0
         self._n_oldest = -(-self.n_drawn // 2)
         """How many batches the oldest sample has led; others come first in between."""
         self._is_within, self._is_dry, self._left = True, False, 0
@@ -229,15 +252,18 @@ class BatchStream(Draws):
     def _fill(self) -> bool:
         """Fill the buffer; return whether the stream ends, or a sample is too long."""
         pulled: dict[int, tuple[int, ...]] = {}
-        was_dry = self._is_dry
+        was_dry, most = self._is_dry, self._most
+        if self._n_last:  # a larger buffer is filled by and by
+            most = min(most, len(self._samples) + 2 * self._n_last)
         try:
-            while not self._is_dry and len(self._samples) < self._most:
+            while not self._is_dry and len(self._samples) < most:
                 if self._n_bytes >= self._most_bytes:
                     self._warn_of_bytes()
                     break
                 sample = next(self._source, _END)
                 number, self._is_dry = self._n_pulled, sample is _END
-                if not self._is_dry and number not in self._skipped:
+                is_new = number >= self._n_before or number in self._held
+                if is_new and not self._is_dry:
                     lengths = self._measured(sample, number)
                     n_bytes = _content_bytes(sample)
                     self._samples[number] = sample, n_bytes, self.n_drawn
@@ -362,6 +388,8 @@ class BatchStream(Draws):
         lengths, numbers = self._lengths[::-1], self._numbers[::-1]
         slices, _ = self._rows.cut(lengths)
         cuts = [numbers[part] for part in slices]
+        if self._is_growing:
+            self._most = max(self._most, _BATCHES * len(numbers) // len(cuts))
         limited = self._rows.limited([lengths[part] for part in slices])
         self._largest = cuts[limited[0]] if limited else None
         return cuts
@@ -383,7 +411,7 @@ class BatchStream(Draws):
                 places = np.cumsum(1.0 / self._rows.of(self._lengths[order]))
                 seconds = np.interp(_QUANTILES, places / places[-1], own[order])
         n_held = len(self._numbers)
-        counts = self._epoch, self.n_drawn, self._is_dry, n_held, n_cuts, most
+        counts = self.epoch, self.n_drawn, self._is_dry, n_held, n_cuts, most
         found = exchange([*counts, *seconds.tolist()], error)
         if (found[:, :2] != found[0, :2]).any():
             at = [f"{n:.0f} of iteration {e:.0f}" for e, n in found[:, :2]]
@@ -419,6 +447,7 @@ class BatchStream(Draws):
             assert self._last is not None
             _, sample, lengths = self._last
             self._report(lengths)
+            self._recent.append([])
             return [sample]
         cut = self._cuts.pop() if self._cuts else None
         if cut is None and self._n_oldest * 2 > self.n_drawn:
@@ -432,13 +461,15 @@ class BatchStream(Draws):
         samples, sizes, _ = zip(*map(self._samples.pop, numbers), strict=True)
         self._n_bytes -= sum(sizes)
         self._last = numbers[0], samples[0], lengths[:1]
+        self._recent.append(numbers)
+        self._n_last = len(numbers)
         self._numbers = np.delete(self._numbers, own)
         self._lengths = np.delete(self._lengths, own, axis=0)
         return list(samples)
 
     def _rng(self, of: int) -> np.random.Generator:
         """Return random numbers of the next batch, the same on all ranks."""
-        return np.random.default_rng((self._seed, self._epoch, self.n_drawn, of))
+        return np.random.default_rng((self._seed, self.epoch, self.n_drawn, of))
 
     def _leader(self) -> int:
         """Return the place of a leader in the buffer."""
@@ -482,35 +513,52 @@ class BatchStream(Draws):
         self._next_state = self._n_pulled + max(1, self._most // 4)
         if hasattr(self._stream, "state_dict"):
             self._states.append((self._n_pulled, self._stream.state_dict()))
-            self._drop_states(min(self._samples, default=self._n_pulled))
+            oldest = min(self._samples, default=self._n_pulled)
+            oldest = min([oldest, *itertools.chain(*self._recent)])
+            while len(self._states) > 1 and self._states[1][0] <= oldest:
+                self._states.popleft()
 
-    def _drop_states(self, oldest: int) -> None:
-        """Drop all states before the last one that has a sample still to come."""
-        while len(self._states) > 1 and self._states[1][0] <= oldest:
-            self._states.popleft()
-
-    def state_dict(self) -> dict[str, Any]:
+    def state_dict(self, n_trained: int | None = None) -> dict[str, Any]:
         """Return the position in the stream, as JSON data if the state of `samples` is.
 
         If `samples` has `state_dict` and `load_state_dict`, as torchdata's
-        `StatefulDataLoader` and the streams of datasets, nothing is lost or repeated:
-        it keeps the state of `samples` before the oldest sample in the buffer, and
-        which samples after that were not drawn. On several ranks save each rank's.
+        `StatefulDataLoader` and the streams of datasets, the state of `samples` before
+        the oldest sample in the buffer is kept. Others are read again from their start.
+        What was trained is left out, so nothing is lost or repeated if samples come in
+        the same order again. On several ranks save each rank's.
+
+        Args:
+            n_trained: How many batches of this iteration were trained, if a trainer
+                draws ahead: what was drawn but not trained is drawn again after
+                loading. None if all were trained.
+
+        Raises:
+            ValueError: `n_trained` is larger than `n_drawn`, or more than 64 batches
+                smaller.
         """
         if self._loaded is not None:
             return dict(self._loaded)
-        state = {"of": self._description(), "epoch": self._epoch, "held": None}
-        if not self._is_within:
-            return state
-        held = sorted(self._samples)
+        n_trained = self.n_drawn if n_trained is None else n_trained
+        recent = list(getattr(self, "_recent", ()))
+        if not self.n_drawn - len(recent) <= n_trained <= self.n_drawn:
+            msg = (
+                f"n_trained must be from {self.n_drawn - len(recent)} to "
+                f"{self.n_drawn}, the batches drawn in this iteration, got {n_trained}"
+            )
+            raise ValueError(msg)
+        state = {"of": self._description(), "epoch": self.epoch, "held": None}
+        if not self._is_within and n_trained == self.n_drawn:
+            return {**state, "has_begun": self._has_begun}
+        open_ = recent[len(recent) - self.n_drawn + n_trained :]
+        held = sorted(itertools.chain(self._samples, *open_))
         if not held and self._world_size > 1 and self._last is not None:
             held = [self._last[0]]  # to be repeated
-        self._drop_states(held[0] if held else self._n_pulled)
-        n_before, source = self._states[0]
+        oldest = held[0] if held else self._n_pulled
+        n_before, source = [each for each in self._states if each[0] <= oldest][-1]
         return {
             **state,
             "held": held,
-            "n_drawn": self.n_drawn,
+            "n_drawn": n_trained,
             "n_pulled": self._n_pulled,
             "n_before": n_before,
             "source": source,
@@ -533,28 +581,33 @@ class BatchStream(Draws):
                 f"Load the state of the same rank, or begin the stream without it"
             )
             raise StateMismatchError(msg)
-        self._epoch, held = state["epoch"], state["held"]
+        self.epoch, held = state["epoch"], state["held"]
+        self.n_drawn = state.get("n_drawn", 0)
+        self._has_begun, self._loaded = state.get("has_begun", True), None
         if held is None:
             return
-        self._loaded = state
-        if not hasattr(self._stream, "load_state_dict"):
+        self._loaded, kind = state, type(self._stream).__name__
+        if hasattr(self._stream, "load_state_dict"):
+            if state["source"] is not None:
+                self._stream.load_state_dict(state["source"])
+        elif isinstance(self._stream, Iterator):
             _log.warning(
                 "mimose.BatchStream cannot resume exactly, because its samples (a %s) "
-                "have no load_state_dict: if they go on where they were, %d samples "
-                "that were in the buffer are not trained; if they begin anew, %d are "
-                "trained again",
-                *(
-                    type(self._stream).__name__,
-                    len(held),
-                    state["n_pulled"] - len(held),
-                ),
+                "go on where they were and have no load_state_dict: %d samples that "
+                "were in the buffer are not trained",
+                *(kind, len(held)),
             )
-        elif state["source"] is not None:
-            self._stream.load_state_dict(state["source"])
+        else:
+            _log.warning(
+                "mimose.BatchStream reads its samples (a %s without load_state_dict) "
+                "again from their start, and leaves out the %d that were trained. That "
+                "is exact if they come in the same order",
+                *(kind, state["n_pulled"] - len(held)),
+            )
 
     def _description(self) -> dict[str, Any]:
         where = {"rank": self._rank, "world_size": self._world_size}
-        return {"version": 1, "seed": self._seed, **where}
+        return {"version": 2, "seed": self._seed, **where}
 
 
 def _size(value: Any) -> Any:
