@@ -679,7 +679,7 @@ class BatchSampler(Sampler[list[int]], Draws):
             *(int(samples), int(tokens), bool(is_padded)),
             tuple(means.tolist()),
             tuple(own.tolist()) if steps.any() else (),
-            () if (fits < 0).any() else tuple(fits.min(axis=0).astype(int).tolist()),
+            () if (fits < 0).any() else tuple(fits.min(axis=0).tolist()),
         )
 
     def _use(self, table: Table | None) -> None:

@@ -110,7 +110,7 @@ class Table(NamedTuple):
     """Seconds a token at each anchor, of the fastest rank; 0 where not known yet."""
     delays: Sequence[float] = ()
     """By rank: its seconds over those of the fastest. Empty if they are alike."""
-    fits: Sequence[int] = ()
+    fits: Sequence[float] = ()
     """The rows that fit at each anchor, 0 where not known. Empty without least rows."""
 
     def saved(self) -> list[Any]:
@@ -418,8 +418,8 @@ class Rows:
         return Table(rows, *limits, is_padded, paces, (), fits if any(fits) else ())
 
     def _best(
-        self, session: Session, lengths: Ints, old: int, fitted: int
-    ) -> tuple[int, float, int]:
+        self, session: Session, lengths: Ints, old: int, fitted: float
+    ) -> tuple[int, float, float]:
         """Return the rows that train the most tokens a second, and seconds a token.
 
         The third is how many rows fit, if it matters. Each is 0 if not known.
@@ -453,7 +453,7 @@ class Rows:
             seconds = found.settled_seconds + self._first_seconds
             return math.log(n / max(1e-9, seconds)) - doubling * math.log2(n)
 
-        def paced(n: int, known: int, fit: int = 0) -> tuple[int, float, int]:
+        def paced(n: int, known: int, fit: float = 0.0) -> tuple[int, float, float]:
             seconds = ask(known).settled_seconds
             total = 0.0 if seconds is None else seconds + self._first_seconds
             return n, total / (known * tokens), fit
@@ -479,12 +479,18 @@ class Rows:
         best = n if not old or score(at) > score(start) + _WORTH else old
         if self._least == 1:
             return paced(best, best)
+
+        def fits(eighths: int) -> bool | None:
+            own = lengths * (fit + eighths / 8.0) / fit
+            return session.forecast(collation.shape(_drawn(fit, own.astype(int)))).fits
+
         grid = _GRID[: bisect.bisect_right(_GRID, _MORE * self._least)]
         fit = grid[max(1, bisect.bisect(grid, 0, key=lambda n: not ask(n).fits)) - 1]
-        if fitted <= fit < _SAME_FIT * fitted:
-            fit = fitted
         best = max(best, min(self._least, fit, int(most)))
-        return paced(best, best, fit)
+        # If so many longer samples fit, the share of another one does.
+        part = fit + bisect.bisect(range(1, 8), 0, key=lambda at: not fits(at)) / 8.0
+        is_same = fitted <= part < _SAME_FIT * fitted
+        return paced(best, best, fitted if is_same else part)
 
 
 class Draws:
