@@ -142,6 +142,7 @@ class Rows:
         max_tokens: The most tokens of a batch, with padding; None for no limit.
         pad_to_multiple_of: To what the collator rounds padded lengths up, or None.
         min_rows: The least rows where so many fit: Note: [Rows that were asked for].
+        room: The share of the budget for which rows are chosen.
 
     Attributes:
         names: As given.
@@ -160,6 +161,7 @@ class Rows:
         max_tokens: int | None,
         pad_to_multiple_of: int | None,
         min_rows: int,
+        room: float = 1.0,
     ) -> None:
         self.limits = {
             name: number if number is None else check_integer(name, number)
@@ -171,6 +173,7 @@ class Rows:
             )
         }
         self._max_rows, self._max_tokens, self._multiple, _ = self.limits.values()
+        self._room = room
         self._least = min(min_rows, self._max_rows or min_rows)
         self.names = names
         self.anchors: Sequence[Ints] = ()
@@ -435,12 +438,13 @@ class Rows:
         doubling = _DOUBLING_OF_SEVERAL if len(lengths) > 1 else _DOUBLING
         doubling = doubling if collation.pads(len(lengths)) else _DOUBLING_UNPADDED
         samples, elements = (2 * most for most in collation.most)
+        room = None if self._room == 1.0 else int(self._room * session.budget)
         most = min(self._max_rows or _GRID[-1], (self._max_tokens or math.inf) / tokens)
         most = max(1, min(most, samples, elements / tokens))
 
         def ask(n: int, budget: int | None = None, share: int = 1) -> Forecast:
             own = np.maximum(1, lengths // share)
-            return session.forecast(collation.shape(_drawn(n, own)), budget)
+            return session.forecast(collation.shape(_drawn(n, own)), budget or room)
 
         def score(at: int) -> float:
             """Return the logarithm of rows a second, less the gain that is required."""
@@ -482,7 +486,8 @@ class Rows:
 
         def fits(eighths: int) -> bool | None:
             own = lengths * (fit + eighths / 8.0) / fit
-            return session.forecast(collation.shape(_drawn(fit, own.astype(int)))).fits
+            shape = collation.shape(_drawn(fit, own.astype(int)))
+            return session.forecast(shape, room).fits
 
         grid = _GRID[: bisect.bisect_right(_GRID, _MORE * self._least)]
         fit = grid[max(1, bisect.bisect(grid, 0, key=lambda n: not ask(n).fits)) - 1]
