@@ -54,6 +54,9 @@ PLACES: Mapping[str, Place] = {
     "t5-large-24": Place(WORKLOADS["t5-large"], 24, 8000, "whole", 2.0),
     "llama-8b-lora-40": Place(_LLAMA, 40, 3000, "selective", 1.37),
     "llama-8b-lora-80": Place(_LLAMA, 80, 3000, "selective", 2.29),
+    "picture-reader-80": Place(
+        *(WORKLOADS["picture-reader"], 80, 4000, "whole", 1.0), ("labels.1",)
+    ),
     "texts": Place(
         *(_OTHERS["texts"], 16, 8000, "whole", 0.98), ("x.1",), adds=True, **_PLAIN
     ),

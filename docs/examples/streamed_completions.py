@@ -4,55 +4,42 @@ from collections import deque
 
 import torch
 from torch import nn
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import mimose
 
-_END, _MOST = 0, 200
-
-
-class Policy(nn.Module):
-    """Score the next token by all before it."""
-
-    def __init__(self, width=32):
-        super().__init__()
-        self.embed, self.head = nn.Embedding(16, width), nn.Linear(width, 16)
-        layers = [nn.TransformerEncoderLayer(width, 2, 128, 0.0) for _ in range(6)]
-        self.layers = nn.ModuleList(layers)
-
-    def forward(self, tokens):
-        """Return (n_rows, length, 16) scores."""
-        states = self.embed(tokens).transpose(0, 1)
-        mask = nn.Transformer.generate_square_subsequent_mask(len(states))
-        for layer in self.layers:
-            states = layer(states, mask)
-        return self.head(states.transpose(0, 1))
-
-
 torch.manual_seed(0)
-policy = Policy()
+config = LlamaConfig(
+    vocab_size=16,
+    hidden_size=32,
+    num_hidden_layers=6,
+    num_attention_heads=2,
+    intermediate_size=128,
+    eos_token_id=0,
+    pad_token_id=0,
+)
+policy = LlamaForCausalLM(config)
 optimizer = torch.optim.AdamW(policy.parameters(), lr=1e-3)
 replay = deque(maxlen=160)
 
 
-@torch.no_grad()
 def generate(n_rows=80):
-    """Complete `n_rows` prompts; a completion is as good as its share of sevens."""
-    tokens, at_least = torch.full((n_rows, 1), 7), torch.randint(8, _MOST, (n_rows,))
-    for n in range(1, _MOST):
-        scores = policy(tokens[:, -16:])[:, -1]
-        scores[n < at_least, _END] = -torch.inf
-        new = torch.distributions.Categorical(logits=scores).sample()
-        tokens = torch.cat([tokens, new[:, None]], 1)
-    for row, length in zip(tokens, (tokens == _END).int().argmax(1), strict=True):
-        own = row[: length + 1] if length else row
-        replay.append((own, (own == 7).float().mean()))
+    """Complete prompts; a completion is as good as its share of sevens."""
+    policy.eval()
+    prompts = torch.randint(1, 16, (n_rows, 4))
+    found = policy.generate(prompts, do_sample=True, max_new_tokens=120)
+    for row in found:
+        n = int((row != 0).sum())
+        replay.append((row[:n], (row[:n] == 7).float().mean()))
+    policy.train()
 
 
 def collate(samples):
-    """Pad completions by -1; return them and what they are better than the mean."""
+    """Pad completions; return them and how much better than the mean they are."""
     tokens, rewards = zip(*samples, strict=True)
-    padded = nn.utils.rnn.pad_sequence(tokens, batch_first=True, padding_value=-1)
-    return padded, torch.stack(rewards) - torch.stack([r for _, r in replay]).mean()
+    mean = torch.stack([reward for _, reward in replay]).mean()
+    padded = nn.utils.rnn.pad_sequence(tokens, batch_first=True)
+    return padded, torch.stack(rewards) - mean
 
 
 with mimose.attach(policy, budget="+120MiB") as session:
@@ -62,9 +49,9 @@ with mimose.attach(policy, budget="+120MiB") as session:
     for _ in range(3):
         generate()
         for tokens, better in stream:  # what the replay holds now, each once
-            scores = policy(tokens[:, :-1].clamp(0)).transpose(1, 2)
+            scores = policy(input_ids=tokens).logits[:, :-1].transpose(1, 2)
             loss = nn.functional.cross_entropy(
-                scores, tokens[:, 1:], ignore_index=-1, reduction="none"
+                scores, tokens[:, 1:], ignore_index=0, reduction="none"
             )
             (loss.mean(1) * better).mean().backward()
             optimizer.step()

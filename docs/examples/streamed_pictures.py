@@ -2,7 +2,8 @@
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, IterableDataset
+from torch.nn.utils.rnn import pad_sequence
+from torch.utils.data import IterableDataset
 
 import mimose
 
@@ -11,18 +12,12 @@ class Pictures(IterableDataset):
     """Pictures of many sizes, each with a question of some words; a class to answer."""
 
     def __iter__(self):
-        draw = torch.Generator().manual_seed(0)
-        for _ in range(400):
-            height, width, n_words, label = torch.randint(4, 20, (4,), generator=draw)
-            pixels = torch.randn(3, 8 * height, 8 * width, generator=draw) + label % 4
-            words = torch.randint(100, (n_words,), generator=draw)
-            yield process(pixels, words), label % 4
-
-
-def process(pixels, words):
-    """Cut a picture into patches of 8 by 8 pixels, as a processor does."""
-    patches = nn.functional.unfold(pixels[None], 8, stride=8)[0].T
-    return {"patches": patches, "words": words}
+        for height, width, n_words, label in torch.randint(4, 20, (400, 4)).tolist():
+            pixels = torch.randn(1, 3, 8 * height, 8 * width) + label % 4
+            # A processor cuts a picture into patches, here of 8 by 8 pixels.
+            patches = nn.functional.unfold(pixels, 8, stride=8)[0].T
+            words = torch.randint(100, (n_words,))
+            yield {"patches": patches, "words": words}, label % 4
 
 
 def lengths(sample):
@@ -34,9 +29,8 @@ def collate(samples):
     """Pad patches and words."""
     given, labels = zip(*samples, strict=True)
     columns = {name: [each[name] for each in given] for name in given[0]}
-    pad = nn.utils.rnn.pad_sequence
-    batch = {name: pad(own, batch_first=True) for name, own in columns.items()}
-    return batch, torch.stack(labels)
+    batch = {name: pad_sequence(own, True) for name, own in columns.items()}
+    return batch, torch.tensor(labels)
 
 
 class Reader(nn.Module):
@@ -45,24 +39,21 @@ class Reader(nn.Module):
     def __init__(self, width=32):
         super().__init__()
         self.see, self.read = nn.Linear(192, width), nn.Embedding(100, width)
-        layer = [nn.TransformerEncoderLayer(width, 2, 128, 0.0) for _ in range(6)]
-        self.layers, self.head = nn.ModuleList(layer), nn.Linear(width, 4)
+        layers = [nn.TransformerEncoderLayer(width, 2, 128, 0.0) for _ in range(6)]
+        self.layers, self.head = nn.Sequential(*layers), nn.Linear(width, 4)
 
     def forward(self, patches, words):
         """Return the scores of the classes."""
         states = torch.cat([self.see(patches), self.read(words)], 1).transpose(0, 1)
-        for layer in self.layers:
-            states = layer(states)
-        return self.head(states.mean(0))
+        return self.head(self.layers(states).mean(0))
 
 
 torch.manual_seed(0)
 model = Reader()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
 with mimose.attach(model, budget="+120MiB") as session:
-    samples = DataLoader(Pictures(), batch_size=None)
-    options = {"length": lengths, "collate_fn": collate, "max_rows": 24}
-    for batch, labels in mimose.BatchStream(samples, session, **options):
+    stream = mimose.BatchStream(Pictures(), session, length=lengths, collate_fn=collate)
+    for batch, labels in stream:
         nn.functional.cross_entropy(model(**batch), labels).backward()
         optimizer.step()
         optimizer.zero_grad()

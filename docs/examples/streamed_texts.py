@@ -45,7 +45,7 @@ def collate(texts):
 
 
 args = TrainingArguments(
-    "/tmp/streamed_texts", max_steps=60, report_to=[], save_strategy="no", use_cpu=True
+    "streamed_texts", max_steps=60, report_to=[], save_strategy="no", use_cpu=True
 )
 FillingTrainer = fill_budget(Trainer, "+120MiB", max_rows=64)
 trainer = FillingTrainer(
