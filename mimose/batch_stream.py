@@ -2,19 +2,20 @@
 
 Note: [Leaders and neighbours]
 The buffer is sorted by length. A batch has a leader and its neighbours in the buffer,
-first those whose lengths are nearer, as many as the rows allow. The oldest sample leads
-every second batch; the first few are small ones of other lengths, and then it leads
-until it has led half of all. The other leaders are random, each as likely as its share
-of a batch: so the buffer keeps the lengths that the stream has. When the stream has
-ended, the rest is cut into batches. They come in random order, or the oldest first if
-one has waited so long.
+first those whose lengths are nearer, as many as the rows allow. Leaders are random,
+each as likely as its share of a batch: so the buffer keeps the lengths that the stream
+has. But a sample that has waited for as many batches as the buffer has samples leads
+the next one. When the stream has ended, the rest is cut into batches. They come in
+random order, or the oldest first if one has waited so long.
 
 Note: [Ranks of a stream]
-Each rank has other samples. In each round the ranks exchange how many they hold, and
-quantiles of the predicted seconds of their batches. A random leader is the sample whose
-batch comes nearest to seconds that all ranks draw from the mean of the quantiles. A
-round has no more batches than any rank holds samples: so each has one for every batch,
-whatever its stream does. A stream that fails has ended until the next exchange.
+Each rank has other samples. In each round the ranks exchange how many they hold,
+quantiles of the predicted seconds of their batches, and, for the report, the seconds of
+those of the last round. A random leader is the sample whose batch comes nearest to
+seconds that all ranks draw from the mean of the quantiles; when a stream has ended, so
+is the next batch. A round has no more batches than any rank holds samples: so each has
+one for every batch, whatever its stream does. A stream that fails has ended until the
+next exchange.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from mimose.distributed import exchange, own_rank
 from mimose.exceptions import MimoseError, StateMismatchError
 from mimose.rows import (
     FIRST_ROWS,
+    LONG_ROUND,
     Draws,
     Ints,
     Rows,
@@ -250,17 +252,19 @@ class BatchStream(Draws):
         self._recent: deque[list[int]] = deque(maxlen=_AHEAD)
         """The numbers of the samples of the last batches."""
         self._n_last = 0
-        self._n_oldest = -(-self.n_drawn // 2)
-        """How many batches the oldest sample has led; others come first in between."""
         self._is_within, self._is_dry, self._left = True, False, 0
         self._error: Exception | None = None
         self._cuts: list[Ints] = []
         """The numbers of batches of all that is held, if the stream has ended."""
+        self._seconds: list[float] = []
+        """Their predicted seconds, if they are drawn by them."""
         self._last: tuple[int, Any, Ints] | None = None
         """A sample of the last batch: its number, itself, and (1, n_names) lengths."""
         self._largest: Ints | None = None
         """The numbers of the largest batch, if what was trained limits it."""
         self._quantiles = np.zeros(0)
+        self._taken: list[float] = []
+        """Predicted seconds of this round's batches; -1 where not known."""
         self._begin_reports()
 
     def _fill(self) -> bool:
@@ -363,15 +367,19 @@ class BatchStream(Draws):
             n_batches = most
         table = self._rows.table
         is_small = table is not None and (not table.rows or self._largest is not None)
-        self._cuts = []
+        self._cuts, self._seconds = [], []
         if self._is_dry and not is_small:
             halved(cuts, n_cuts)
             places = self._rng(1).permutation(len(cuts)).tolist()
             began = min((began for *_, began in self._samples.values()), default=0)
             n_left = began + 2 * self._most - self.n_drawn
-            if not self.n_drawn or n_left < len(self._samples):
+            is_late = not self.n_drawn or n_left < len(self._samples)
+            if is_late:
                 places.sort(key=lambda i: -cuts[i].min())
             self._cuts = [cuts[i] for i in places]
+            if len(self._quantiles) and not is_late:
+                own = [self._lengths[np.isin(self._numbers, c)] for c in self._cuts]
+                self._seconds = self._rows.seconds(own).tolist()
         return min(most, n_batches)
 
     def _learn(self) -> list[Ints]:
@@ -426,7 +434,13 @@ class BatchStream(Draws):
                 seconds = np.interp(_QUANTILES, places / places[-1], own[order])
         n_held = len(self._numbers)
         counts = self.epoch, self.n_drawn, self._is_dry, n_held, n_cuts, most
-        found = exchange([*counts, *seconds.tolist()], error)
+        taken = self._taken + [-1.0] * (LONG_ROUND - len(self._taken))
+        found = exchange([*counts, *seconds.tolist(), *taken], error)
+        found, taken_by = np.split(found, [-LONG_ROUND], axis=1)
+        self._taken.clear()
+        for by_rank in taken_by.T:
+            if self.session is not None and by_rank.min() >= 0.0:
+                self.session.collation.predicted(by_rank.tolist())
         if (found[:, :2] != found[0, :2]).any():
             at = [f"{n:.0f} of iteration {e:.0f}" for e, n in found[:, :2]]
             msg = (
@@ -455,53 +469,66 @@ class BatchStream(Draws):
     # ------------------------------------------------------------------ batches
 
     def _draw(self) -> list[Any]:
-        """Return the samples of the next batch, and report their lengths."""
+        """Return the samples of the next batch."""
         self.is_repeated = not len(self._numbers)
         if self.is_repeated:
             assert self._last is not None
             _, sample, lengths = self._last
-            self._report(lengths)
-            self._recent.append([])
+            self._note(lengths, [])
             return [sample]
-        cut = self._cuts.pop() if self._cuts else None
-        if cut is None and self._n_oldest * 2 > self.n_drawn:
-            cut = self._largest
-        if cut is not None:
-            own = np.flatnonzero(np.isin(self._numbers, cut))
+        oldest = int(self._numbers.argmin())
+        _, _, began = self._samples[int(self._numbers[oldest])]
+        if self._cuts:
+            at, target = -1, self._target()
+            if self._seconds and target is not None:
+                at = int(np.abs(np.array(self._seconds) - target).argmin())
+                self._seconds.pop(at)
+            own = np.flatnonzero(np.isin(self._numbers, self._cuts.pop(at)))
+        elif self.n_drawn - began >= self._most:
+            own = self._around(oldest)
+        elif self._largest is not None:
+            own = np.flatnonzero(np.isin(self._numbers, self._largest))
         else:
             own = self._around(self._leader())
         lengths, numbers = self._lengths[own], self._numbers[own].tolist()
-        self._report(lengths)
+        self._note(lengths, numbers)
         samples, sizes, _ = zip(*map(self._samples.pop, numbers), strict=True)
         self._n_bytes -= sum(sizes)
         self._last = numbers[0], samples[0], lengths[:1]
-        self._recent.append(numbers)
         self._n_last = len(numbers)
         self._numbers = np.delete(self._numbers, own)
         self._lengths = np.delete(self._lengths, own, axis=0)
         return list(samples)
+
+    def _note(self, lengths: Ints, numbers: list[int]) -> None:
+        """Report the lengths of a batch, and note its numbers."""
+        self._report(lengths)
+        self._recent.append(numbers)
+        if self._world_size > 1:
+            self._taken += self._rows.seconds([lengths]).tolist() or [-1.0]
 
     def _rng(self, of: int) -> np.random.Generator:
         """Return random numbers of the next batch, the same on all ranks."""
         return np.random.default_rng((self._seed, self.epoch, self.n_drawn, of))
 
     def _leader(self) -> int:
-        """Return the place of a leader in the buffer."""
+        """Return the place of a random leader in the buffer."""
         table, (n, n_names) = self._rows.table, self._lengths.shape
         if table is not None and not table.rows and self._n_asked <= 1 + n_names < n:
             if 0 < self._n_asked <= n_names:  # the longest come second
                 return int(self._lengths[:, self._n_asked - 1].argmax())
             return 0
-        if self._n_oldest * 2 <= self.n_drawn:
-            self._n_oldest += 1
-            return int(self._numbers.argmin())
-        seconds = self._rows.seconds_of_full(self._lengths)
-        share = self._rng(0).random()
-        if len(seconds) and len(self._quantiles):
-            target = np.interp(share, _QUANTILES, self._quantiles)
+        seconds, target = self._rows.seconds_of_full(self._lengths), self._target()
+        if len(seconds) and target is not None:
             return int(np.abs(seconds - target).argmin())
         filled = np.cumsum(1.0 / self._rows.of(self._lengths))
-        return int(np.searchsorted(filled, share * filled[-1]))
+        return int(np.searchsorted(filled, self._rng(0).random() * filled[-1]))
+
+    def _target(self) -> float | None:
+        """Return seconds that all ranks draw for a batch; None if they know none."""
+        if not len(self._quantiles):
+            return None
+        return float(np.interp(self._rng(0).random(), _QUANTILES, self._quantiles))
 
     def _around(self, at: int) -> Ints:
         """Return the places of a leader, and of its neighbours."""

@@ -81,7 +81,7 @@ BERT-large in 16 GiB had 79 and 73 shapes in 300 batches (seeds 1 and 2), and 97
 97.0%, with eight 75 and 84, 97.1% and 98.1% (`python -m benchmarks.fill`)."""
 _NEARLY = 0.9
 """Rows are limited by twice what was trained from this share of it on."""
-_ROUND, _LONG_ROUND = 4, 64
+_ROUND, LONG_ROUND = 4, 64
 """The fewest and the most batches in a round."""
 _OF_DRAWN = 4
 """A round has this fraction of all batches drawn so far: forecasts change less and
@@ -559,7 +559,7 @@ def halved(batches: list[Ints], n: int) -> None:
 
 def round_length(n_drawn: int) -> int:
     """Return how many batches a round has after so many."""
-    return min(max(_ROUND, n_drawn // _OF_DRAWN), _LONG_ROUND)
+    return min(max(_ROUND, n_drawn // _OF_DRAWN), LONG_ROUND)
 
 
 def sort_keys(logs: Floats, shifts: Sequence[float], noise: Floats) -> list[Floats]:
