@@ -216,7 +216,7 @@ class BatchStream(Draws):
 
     def _is_unplanned(self) -> bool:
         """Whether the last step had no plan, so that fewer rows may be faster."""
-        records = getattr(self.session, "records", ())
+        records: Any = getattr(self.session, "records", ())
         return bool(records) and records[-1].phase == "fallback"
 
     def _begin(self) -> None:
@@ -227,15 +227,17 @@ class BatchStream(Draws):
             self.n_drawn = 0
         self._has_begun = True
         for each in (self._stream, getattr(self._stream, "dataset", None)):
-            if hasattr(each, "set_epoch"):
-                each.set_epoch(self.epoch)
+            set_epoch: Any = getattr(each, "set_epoch", None)
+            if set_epoch is not None:
+                set_epoch(self.epoch)
         source = iter(self._stream)
         if source is not self._source or state is not None:
             self._source, self._held = source, frozenset[int]()
             self._samples: dict[int, tuple[Any, int, int]] = {}
             """Those in the buffer by their numbers in the stream: with their bytes, and
             how many batches were drawn before."""
-            self._numbers, self._lengths = np.zeros((2, 0), dtype=np.int64)
+            self._numbers: Ints = np.zeros(0, dtype=np.int64)
+            self._lengths: Ints = np.zeros((0, 0), dtype=np.int64)
             """(n_held,), (n_held, n_names) Sorted by length, rounded up."""
             self._n_pulled = self._n_bytes = self._n_before = 0
             self._next_state = 1

@@ -213,7 +213,7 @@ def test_what_cannot_be_resumed_is_said(caplog):
     stream = _stream(_Epochs(samples), max_rows=2, buffer=30)
     assert 3 == len(list(itertools.islice(stream, 3)))
     state = stream.state_dict()
-    with pytest.raises(ValueError, match="must be from 0 to 3, .* got 4"):
+    with pytest.raises(ValueError, match=r"must be from 0 to 3, .* got 4"):
         stream.state_dict(4)
     for source, text in (
         (iter(samples), "28 samples that were in the buffer are not trained"),

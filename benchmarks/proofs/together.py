@@ -176,7 +176,9 @@ def _two(task: Task) -> Rows:
                 own = clock.seconds, clock.user, batch, n_ooms, is_again
                 distributed.all_gather_object(found, own)
                 device, user, batches, ooms, again = zip(*found, strict=True)
-                new = [b for b, is_old in zip(batches, again, strict=True) if not is_old]
+                new = [
+                    b for b, is_old in zip(batches, again, strict=True) if not is_old
+                ]
                 both = [*itertools.chain(*new)]
                 drawn[-1] += both
                 if not any(again):

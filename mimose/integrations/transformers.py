@@ -277,13 +277,14 @@ def fill_budget(
 
     The class adds a `MimoseCallback`, and trains on the batches of a
     `mimose.BatchSampler`, of an `IterableDataset` on those of a `mimose.BatchStream`,
-    instead of ``per_device_train_batch_size`` rows. Evaluation does not change. Set ``max_steps``, because the number of batches in an epoch is not
-    known in advance. If an epoch ends inside a window of
-    ``gradient_accumulation_steps``, the batches of the next one complete it, and what
-    runs at the end of epochs runs after that step. The gradient of a window is that of
-    one batch of all its samples, if the loss is a mean over labels that are not -100,
-    or without ``labels`` over rows. A resumed run continues after the last trained
-    batch; the trainer's own skipping is switched off (``ignore_data_skip``).
+    instead of ``per_device_train_batch_size`` rows. Evaluation does not change. Set
+    ``max_steps``, because the number of batches in an epoch is not known in advance. If
+    an epoch ends inside a window of ``gradient_accumulation_steps``, the batches of the
+    next one complete it, and what runs at the end of epochs runs after that step. The
+    gradient of a window is that of one batch of all its samples, if the loss is a mean
+    over labels that are not -100, or without ``labels`` over rows. A resumed run
+    continues after the last trained batch; the trainer's own skipping is switched off
+    (``ignore_data_skip``).
 
     Of an `IterableDataset` each rank trains every n-th sample, or its shards, as
     `datasets.distributed` splits them. It must yield the same samples in the same order
@@ -341,12 +342,11 @@ def fill_budget(
             own = super().get_train_dataloader()
             limits = {"max_rows": max_rows, "max_tokens": max_tokens}
             limits["min_rows"] = _least_rows(self, min_rows)
-            if isinstance(self.train_dataset, IterableDataset):
-                limits["buffer"] = buffer
-                batches = _streamed(self, own, lengths, pad_to_multiple_of, limits)
-            else:
-                given = own, lengths, pad_to_multiple_of
-                batches = _sampled(self, *given, {**limits, "balance": balance})
+            is_stream = isinstance(self.train_dataset, IterableDataset)
+            more = {"buffer": buffer} if is_stream else {"balance": balance}
+            batches = (_streamed if is_stream else _sampled)(
+                self, own, lengths, pad_to_multiple_of, {**limits, **more}
+            )
             n_batches = self.args.gradient_accumulation_steps
             self._windows = _Windows(batches, own.dataset, n_batches)
             return self._windows
@@ -708,10 +708,11 @@ def _why_not_rounded(
     parts += [tokenizer, getattr(inner, "tokenizer", None)]
     known = [getattr(part, name, None) for part in parts for name in _GREATEST]
     for n in known:
-        most = n if longest is None else longest
-        if isinstance(n, int) and most <= n < -(-most // multiple) * multiple:
+        if isinstance(n, int):
+            most = n if longest is None else longest
             rounded = -(-most // multiple) * multiple
-            return f"{rounded} would pass the greatest length, {n}"
+            if most <= n < rounded:
+                return f"{rounded} would pass the greatest length, {n}"
     return ""
 
 

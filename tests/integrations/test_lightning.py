@@ -252,7 +252,9 @@ def test_a_crash_leaves_the_model_clean(toys, meter):
 def _saving(folder, every=None):
     checkpoints = importlib.import_module(f"{L.__name__}.callbacks")
     options = {"save_top_k": -1, "every_n_train_steps": every}
-    return checkpoints.ModelCheckpoint(folder, "{step}" if every else "{epoch}", **options)
+    return checkpoints.ModelCheckpoint(
+        folder, "{step}" if every else "{epoch}", **options
+    )
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning")
@@ -313,7 +315,9 @@ def test_rows_that_follow_lengths(toys, meter, tmp_path, kind, every):
 
     assert sorted(itertools.chain(*whole)) == sorted(3 * lengths)
     before = whole[: every or 0]
-    assert sorted(itertools.chain(*before, *rest)) == sorted((3 if every else 2) * lengths)
+    assert sorted(itertools.chain(*before, *rest)) == sorted(
+        (3 if every else 2) * lengths
+    )
     assert max(map(len, whole[:4])) < max(map(len, whole)) <= 12
 
 

@@ -270,7 +270,9 @@ def test_rows_that_follow_lengths(tmp_path, n_workers):
     assert sorted(on[: len(samples)]) == samples
 
 
-@pytest.mark.parametrize(("asked", "given", "found"), [(6, 4, 6), (None, 4, 4), (None, 8, 1)])
+@pytest.mark.parametrize(
+    ("asked", "given", "found"), [(6, 4, 6), (None, 4, 4), (None, 8, 1)]
+)
 def test_rows_that_were_asked_for(tmp_path, caplog, asked, given, found):
     """The trainer's own number counts if it is not its default; a message says so."""
     limits, options = {"min_rows": asked}, {"per_device_train_batch_size": given}
