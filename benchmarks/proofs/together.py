@@ -51,8 +51,9 @@ OPTIONS = (
 )
 _LLAMA, _BERT = balance.WORKLOAD, "bert-large"
 _CARDS = {_LLAMA: balance.CARD_GIB, _BERT: 16}
-_EPOCHS, _UNTIL_LEARNED, _MOST_SECONDS = 2, 40, 3000.0
-"""Of two ranks: epochs, steps that are left out, and the longest time."""
+_EPOCHS, _UNTIL_LEARNED, _MOST_SECONDS, _BUFFER = 2, 40, 3000.0, 256
+"""Of two ranks: epochs, steps that are left out, the longest time, and the samples that
+streams hold."""
 _LEARNED = 120
 """Steps of one rank before more are simulated."""
 _LONG, _MOST, _BARS = 52_000, 1024, {8: 1.05, 32: 1.10, 128: 1.40}
@@ -156,7 +157,7 @@ def _two(task: Task) -> Rows:
         if is_stream:
             whose = range(rank * n, rank * n + (n if rank == 0 else n * 4 // 5))
             how = {"length": lengths.__getitem__, "collate_fn": list, "seed": seed}
-            sampler = mimose.BatchStream(whose, session, **how)
+            sampler = mimose.BatchStream(whose, session, buffer=_BUFFER, **how)
         else:
             how = {"seed": seed, "balance": task["balance"]}
             sampler = mimose.BatchSampler(lengths, session, **how)
