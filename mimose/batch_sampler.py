@@ -620,7 +620,7 @@ class BatchSampler(Sampler[list[int]], Draws):
             *(*same, self._n_chosen, self._rank, self._n_asked, self._n_ahead),
             *(table.samples, table.tokens, table.is_padded),
             *(*(table.rows or unknown), *(table.paces or unknown)),
-            *(table.fits or unknown),
+            *((table.fits or unknown) if self._rows.has_least else ()),
         ]
         found = exchange(numbers, error)
         self._use(self._agreed(found))
@@ -658,7 +658,9 @@ class BatchSampler(Sampler[list[int]], Draws):
                 f"its rank, or neither, for those of torch.distributed"
             )
             raise MimoseError(msg)
-        rows, paces, fits = np.split(found[:, 9:], 3, axis=1)
+        n_parts = 2 + self._rows.has_least
+        rows, paces, *fits = np.split(found[:, 9:], n_parts, axis=1)
+        fit = fits[0].min(axis=0).tolist() if fits and fits[0].min() >= 0 else []
         if (rows < 0).any():  # a rank knows nothing yet
             return Table()
         fewest, (rows, paces) = rows.min(axis=0), (rows[first], paces[first])
@@ -679,7 +681,7 @@ class BatchSampler(Sampler[list[int]], Draws):
             *(int(samples), int(tokens), bool(is_padded)),
             tuple(means.tolist()),
             tuple(own.tolist()) if steps.any() else (),
-            () if (fits < 0).any() else tuple(fits.min(axis=0).tolist()),
+            tuple(fit),
         )
 
     def _use(self, table: Table | None) -> None:

@@ -151,6 +151,7 @@ class Rows:
     Attributes:
         names: As given.
         limits: The other arguments.
+        has_least: Whether batches may have to have several rows.
         anchors: For each name, its anchors.
         at_anchors: (n_anchors, n_names) Every combination of the anchors.
         table: What the round knows; None if all batches have the rows that the
@@ -177,6 +178,7 @@ class Rows:
         }
         self._max_rows, self._max_tokens, self._multiple, _ = self.limits.values()
         self._least = min(min_rows, self._max_rows or min_rows)
+        self.has_least = self._least > 1
         self.names = names
         self.anchors: Sequence[Ints] = ()
         self.table: Table | None = None
@@ -483,7 +485,7 @@ class Rows:
                 if whole + more * a_row < _SAFE * session.budget:
                     return paced(min(n + more, int(most)), n)
         best = n if not old or score(at) > score(start) + _WORTH else old
-        if self._least == 1:
+        if not self.has_least:
             return paced(best, best)
 
         def fits(eighths: int) -> bool | None:
