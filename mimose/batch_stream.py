@@ -12,8 +12,8 @@ Note: [Ranks of a stream]
 Each rank has other samples. In each round the ranks exchange how many they hold,
 quantiles of the predicted seconds of their batches, and, for the report, the seconds of
 those of the last round. A random leader is the sample whose batch comes nearest to
-seconds that all ranks draw from the mean of the quantiles; when a stream has ended, so
-is the next batch. A round has no more batches than any rank holds samples: so each has
+seconds that all ranks draw from the mean of the quantiles; when one stream has ended,
+so is its next batch; when all have, the n-th batches by seconds go together. A round has no more batches than any rank holds samples: so each has
 one for every batch, whatever its stream does. A stream that fails has ended until the
 next exchange.
 """
@@ -255,6 +255,8 @@ class BatchStream(Draws):
         """The numbers of batches of all that is held, if the stream has ended."""
         self._seconds: list[float] = []
         """Their predicted seconds, if they are drawn by them."""
+        self._are_dry = False
+        """Whether the streams of all ranks have ended."""
         self._last: tuple[int, Any, Ints] | None = None
         """A sample of the last batch: its number, itself, and (1, n_names) lengths."""
         self._largest: Ints | None = None
@@ -370,13 +372,17 @@ class BatchStream(Draws):
             places = self._rng(1).permutation(len(cuts)).tolist()
             began = min((began for *_, began in self._samples.values()), default=0)
             n_left = began + 2 * self._most - self.n_drawn
-            is_late = not self.n_drawn or n_left < len(self._samples)
-            if is_late:
+            is_late = n_left < len(self._samples)
+            if is_late or (not self.n_drawn and self._world_size == 1):
                 places.sort(key=lambda i: -cuts[i].min())
-            self._cuts = [cuts[i] for i in places]
-            if len(self._quantiles) and not is_late:
-                own = [self._lengths[np.isin(self._numbers, c)] for c in self._cuts]
+            elif len(self._quantiles):
+                own = [self._lengths[np.isin(self._numbers, cut)] for cut in cuts]
                 self._seconds = self._rows.seconds(own).tolist()
+            if self._seconds and self._are_dry:
+                cuts = [cuts[i] for i in np.argsort(self._seconds, kind="stable")]
+                self._seconds = []
+            self._cuts = [cuts[i] for i in places]
+            self._seconds = [self._seconds[i] for i in places if self._seconds]
         return min(most, n_batches)
 
     def _learn(self) -> list[Ints]:
@@ -447,6 +453,7 @@ class BatchStream(Draws):
             )
             raise MimoseError(msg)
         is_dry, (held, cuts, mosts) = found[:, 2] > 0, found[:, 3:6].astype(int).T
+        self._are_dry = bool(is_dry.all())
         known = found[found[:, 6] >= 0.0, 6:]
         self._quantiles = known.mean(axis=0) if len(known) else np.zeros(0)
         most = int(mosts.min())
