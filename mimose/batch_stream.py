@@ -13,9 +13,9 @@ Each rank has other samples. In each round the ranks exchange how many they hold
 quantiles of the predicted seconds of their batches, and, for the report, the seconds of
 those of the last round. A random leader is the sample whose batch comes nearest to
 seconds that all ranks draw from the mean of the quantiles; when one stream has ended,
-so is its next batch; when all have, the n-th batches by seconds go together. A round has no more batches than any rank holds samples: so each has
-one for every batch, whatever its stream does. A stream that fails has ended until the
-next exchange.
+so is its next batch; when all have, the n-th batches by seconds go together. A round
+has no more batches than any rank holds samples: so each has one for every batch,
+whatever its stream does. A stream that fails has ended until the next exchange.
 """
 
 from __future__ import annotations
