@@ -595,7 +595,8 @@ class BatchStream(Draws):
         if not self._is_within and n_trained == self.n_drawn:
             return {**state, "has_begun": self._has_begun}
         open_ = recent[len(recent) - self.n_drawn + n_trained :]
-        held = sorted(itertools.chain(self._samples, *open_))
+        to_come = [n for n in self._held if n >= self._n_pulled]
+        held = sorted(itertools.chain(self._samples, to_come, *open_))
         if not held and self._world_size > 1 and self._last is not None:
             held = [self._last[0]]  # to be repeated
         oldest = held[0] if held else self._n_pulled
@@ -604,7 +605,7 @@ class BatchStream(Draws):
             **state,
             "held": held,
             "n_drawn": n_trained,
-            "n_pulled": self._n_pulled,
+            "n_pulled": max(self._n_pulled, self._n_before),
             "n_before": n_before,
             "source": source,
         }
