@@ -138,6 +138,10 @@ class BatchSampler(Sampler[list[int]], Draws):
             by itself.
         drop_last: Whether all batches are full, and as many on each rank. The samples
             that are left out for that are drawn anew in each epoch.
+        min_rows: The least rows of a batch, as soon as the session forecasts that so
+            many fit, also if fewer train more tokens a second; where fewer fit, as many
+            as do. The first batches, those that end an epoch, and `max_rows` and
+            `max_tokens` may have fewer.
         pad_to_multiple_of: To what your collator rounds padded lengths up. Then batches
             have few different shapes: Note: [A ladder of rows]. None if it does not, or
             nothing is padded.
@@ -162,6 +166,7 @@ class BatchSampler(Sampler[list[int]], Draws):
         max_rows: int | None = None,
         max_tokens: int | None = None,
         drop_last: bool = False,
+        min_rows: int = 1,
         pad_to_multiple_of: int | None = None,
         balance: bool = False,
         rank: int | None = None,
@@ -174,6 +179,7 @@ class BatchSampler(Sampler[list[int]], Draws):
             names,
             max_rows=max_rows,
             max_tokens=max_tokens,
+            min_rows=min_rows,
             pad_to_multiple_of=pad_to_multiple_of,
         )
         columns = [checked(name, column) for name, column in by_name.items()]
@@ -410,7 +416,7 @@ class BatchSampler(Sampler[list[int]], Draws):
         own = self._description()
         its = state.get("of") if isinstance(state, Mapping) else None
         if isinstance(its, Mapping):  # an older one has no multiple
-            its = {"pad_to_multiple_of": None, **its}
+            its = {"pad_to_multiple_of": None, "min_rows": 1, **its}
         if its != own:
             msg = (
                 f"the state belongs to another sampler, with {its}; this one has "
@@ -614,6 +620,7 @@ class BatchSampler(Sampler[list[int]], Draws):
             *(*same, self._n_chosen, self._rank, self._n_asked, self._n_ahead),
             *(table.samples, table.tokens, table.is_padded),
             *(*(table.rows or unknown), *(table.paces or unknown)),
+            *((table.fits or unknown) if self._rows.has_least else ()),
         ]
         found = exchange(numbers, error)
         self._use(self._agreed(found))
@@ -651,7 +658,9 @@ class BatchSampler(Sampler[list[int]], Draws):
                 f"its rank, or neither, for those of torch.distributed"
             )
             raise MimoseError(msg)
-        rows, paces = np.split(found[:, 9:], 2, axis=1)
+        n_parts = 2 + self._rows.has_least
+        rows, paces, *fits = np.split(found[:, 9:], n_parts, axis=1)
+        fit = fits[0].min(axis=0).tolist() if fits and fits[0].min() >= 0 else []
         if (rows < 0).any():  # a rank knows nothing yet
             return Table()
         fewest, (rows, paces) = rows.min(axis=0), (rows[first], paces[first])
@@ -672,6 +681,7 @@ class BatchSampler(Sampler[list[int]], Draws):
             *(int(samples), int(tokens), bool(is_padded)),
             tuple(means.tolist()),
             tuple(own.tolist()) if steps.any() else (),
+            tuple(fit),
         )
 
     def _use(self, table: Table | None) -> None:

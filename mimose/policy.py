@@ -357,7 +357,8 @@ _log = logging.getLogger(__name__)
 
 _STAGES = (0.35, 0.7)
 """The ramp-up: shares of the way from the safest plan to the whole budget. A step
-checks each before a context is planned freely."""
+checks each before a context is planned freely. If such a plan keeps nothing, the whole
+way is checked: it keeps a few layers. If it keeps none, there is nothing to check."""
 _MEASURED_STEPS = 32
 """This many steps with new shapes are measured, with or without a plan. As many steps
 measure actions of which little is known. As many steps in a row without a plan log a
@@ -508,6 +509,9 @@ class Policy:
         usable = self.usable_bytes(step_input, memory, is_first=is_first)
         try:
             made = self.make(step_input, memory, usable, share)
+            if share < 1.0 and model.menu.first not in made.plan.actions:
+                made = self.make(step_input, memory, usable)  # it keeps a few, or none
+                share = share if model.menu.first in made.plan.actions else 1.0
         except InfeasibleBudgetError as error:
             if self._raises:
                 raise

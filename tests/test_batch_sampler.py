@@ -4,6 +4,8 @@ import collections
 import itertools
 import json
 import math
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,6 +17,9 @@ from hypothesis import given, settings  # noqa: E402 (behind importorskip)
 from hypothesis import strategies as st  # noqa: E402
 
 import mimose  # noqa: E402
+
+sys.path.insert(0, str(Path(__file__).parent / "fixtures"))
+from sampler_ranks import Session  # noqa: E402
 
 _LENGTHS = st.lists(st.integers(1, 300), min_size=4, max_size=120)
 _LIMITS = st.fixed_dictionaries(
@@ -500,6 +505,40 @@ def _lower_within_an_epoch(session, lengths):
     while fits(following) is not False:
         session.budget -= 2**21
     assert [] == [len(batch) for batch in drawing if fits(batch) is False]
+
+
+class _Crowded(Session):
+    """Trains one row the fastest."""
+
+    def forecast(self, shape, budget=None):
+        """Rows cost more the more there are."""
+        found, n = super().forecast(shape, budget), shape.get("x.0", 1)
+        found.settled_seconds = n * (1.0 + 0.1 * n)
+        return found
+
+
+@pytest.mark.parametrize("multiple", [None, 8])
+@pytest.mark.parametrize("limits", [{}, {"max_rows": 5}, {"max_tokens": 1000}])
+def test_rows_that_were_asked_for(multiple, limits):
+    """So many where they fit, else as many as fit; never beyond the limits."""
+    lengths = [8 + 7 * i % 1500 for i in range(3000)]
+    options = {"min_rows": 7, "pad_to_multiple_of": multiple, **limits}
+    sampler = mimose.BatchSampler(lengths, _Crowded(2**12), **options)
+    stream = mimose.BatchStream(
+        *(lengths, _Crowded(2**12)), length=int, collate_fn=list, **options
+    )
+    sampled = [[lengths[i] for i in batch] for batch in sampler]
+    for batches in (sampled, list(stream)):
+        n_few = 0
+        for batch in batches:
+            longest = -(-max(batch) // (multiple or 1)) * (multiple or 1)
+            fit = min(limits.get("max_tokens", 2**12), 2**12) / longest
+            most = max(1, min(7, limits.get("max_rows", 7), int(fit)))
+            assert len(batch) <= most
+            n_few += len(batch) < min(most, int(0.95 * fit))
+        assert n_few < 0.02 * len(batches)  # at the ends
+    batches = list(mimose.BatchSampler(lengths, _Crowded(2**12)))
+    assert 1 == max(map(len, batches))
 
 
 def test_settings_that_are_numpys():

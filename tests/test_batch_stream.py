@@ -167,39 +167,85 @@ def test_bytes_bound_the_buffer(caplog):
         batches = list(_stream(texts, **options))
     assert 200 == len({id(text) for batch in batches for text in batch})
     (record,) = caplog.records
-    assert "holds 29 samples, not 4096" in record.getMessage()
+    assert "holds 29 samples, not 1024" in record.getMessage()
 
 
-@settings(deadline=None, max_examples=40)
-@given(_LENGTHS, _OPTIONS, st.lists(st.integers(1, 30), max_size=3))
-def test_a_stream_goes_on_where_it_was(lengths, options, stops):
-    """By a state out of JSON: nothing is lost or repeated, also the second time."""
+class _Anew(list):
+    """A source that begins anew, without a state."""
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    *(_LENGTHS, _OPTIONS, st.booleans(), st.integers(0, 3)),
+    st.lists(st.integers(1, 30), max_size=3),
+)
+def test_a_stream_goes_on_where_it_was(lengths, options, has_state, n_ahead, stops):
+    """By a state out of JSON: nothing is lost or repeated, whatever was drawn ahead."""
     trained, state = [], None
-    for stop in [*stops, 200]:
-        stream = _stream(Source(lengths), **options)
+    for stop in [*stops, 300]:
+        source = Source(lengths) if has_state else _Anew(enumerate(lengths))
+        options["buffer"] = 1 + options["buffer"] // 2  # not all of it at once
+        stream = _stream(source, **options)
         if state is not None:
             stream.load_state_dict(state)
             assert state == stream.state_dict()
-        trained += itertools.islice(stream, stop)
-        state = json.loads(json.dumps(stream.state_dict()))
+        n_before = stream.n_drawn
+        drawn = list(itertools.islice(stream, stop + n_ahead))
+        trained += drawn[:stop]
+        n_trained = n_before + min(stop, len(drawn))
+        state = json.loads(json.dumps(stream.state_dict(n_trained)))
         if state["held"] is None:
             break
     assert list(range(len(lengths))) == sorted(_numbers(trained))
+    assert sorted(_numbers(stream)) == sorted(_numbers(trained))  # the next one
 
 
-def test_a_source_without_a_state_says_what_is_lost(caplog):
-    """And a state of another rank or seed is refused."""
+class _Epochs(_Anew):
+    """Notes its epochs."""
+
+    def set_epoch(self, epoch):
+        """Note it."""
+        self.epoch = epoch
+
+
+def test_what_cannot_be_resumed_is_said(caplog):
+    """A source that goes on loses the buffer; a state of another seed is refused."""
     samples = [(i, 5) for i in range(100)]
-    stream = _stream(samples, max_rows=2, buffer=30)
+    stream = _stream(_Epochs(samples), max_rows=2, buffer=30)
     assert 3 == len(list(itertools.islice(stream, 3)))
     state = stream.state_dict()
-    with caplog.at_level(logging.WARNING, "mimose"):
-        _stream(samples, buffer=30).load_state_dict(state)
-    (record,) = caplog.records
-    assert "28 samples that were in the buffer are not trained" in record.getMessage()
-    assert "6 are trained again" in record.getMessage()
+    with pytest.raises(ValueError, match=r"must be from 0 to 3, .* got 4"):
+        stream.state_dict(4)
+    for source, text in (
+        (iter(samples), "28 samples that were in the buffer are not trained"),
+        (_Epochs(samples), "leaves out the 6 that were trained"),
+    ):
+        caplog.clear()
+        with caplog.at_level(logging.WARNING, "mimose"):
+            other = _stream(source, buffer=30)
+            other.load_state_dict(state)
+        (record,) = caplog.records
+        assert text in record.getMessage()
+    assert [94, 100] == [sum(map(len, other)), sum(map(len, other))]
+    assert source.epoch == other.epoch == 1
     with pytest.raises(mimose.StateMismatchError, match="'seed': 1"):
         _stream(samples, seed=1).load_state_dict(state)
+
+
+def test_the_buffer_grows_with_the_batches():
+    """Until it holds 32; a given one keeps its size, and pads more."""
+    lengths = [round(60 * random.Random(i).lognormvariate(0, 0.5)) for i in range(9000)]
+    padded = {}
+    for buffer in (None, 1024):
+        samples = Source([min(512, max(8, length)) for length in lengths])
+        stream = _stream(samples, max_tokens=10_000, buffer=buffer)
+        held, batches = [], []
+        for batch in stream:
+            batches.append(batch)
+            held.append(samples.n_pulled - sum(map(len, batches)))
+        assert held[0] < 1024 and (max(held) > 3000) == (buffer is None)
+        padded[buffer] = sum(map(_tokens, batches))
+    assert padded[None] < 0.95 * padded[1024]
 
 
 @pytest.mark.sim

@@ -53,7 +53,7 @@ OPTIONS = (
     ("--attention-plans", {"choices": ("yes", "no"), "default": "yes"}),
     common.count("--steps", 150, "a trial, at most"),
     common.count("--pad-to-multiple-of", 1, "to which padded lengths are rounded up"),
-    common.count("--buffer", 4096, "samples that s holds"),
+    ("--buffer", {"type": int, "default": 0, "help": "samples of s; 0: its choice"}),
     common.RESUME,
 )
 

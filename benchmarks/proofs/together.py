@@ -7,6 +7,8 @@ sum over steps of its seconds, over that of the ranks' mean.
 
 - two: two processes, each with a card, a session and a `mimose.BatchSampler`, balanced
   and not. They exchange what their clocks say of a step. No gradients cross.
+- streams: as two, of a `mimose.BatchStream` on each, whose streams have other samples,
+  the second one a fifth fewer. Steps where a rank repeats one do not count.
 - many: a session learns alone. Then samplers of more ranks draw an epoch, as if all
   ranks had that session's numbers. Seconds are forecasts of each batch's exact shape.
   `best` has the same batches sorted by these.
@@ -42,15 +44,16 @@ from mimose.bench.device import SIM
 QUESTION = "Do ranks that draw their own batches end their steps together?"
 DEFAULTS = {"seed": 3, "threads": 1, "device": SIM}
 OPTIONS = (
-    common.some("--parts", ("two", "many", "rival")),
+    common.some("--parts", ("two", "streams", "many", "rival")),
     common.count("--samples", 1500, "that two ranks train"),
     common.count("--accumulated", 1, "micro-batches of the rival in a step"),
     common.RESUME,
 )
 _LLAMA, _BERT = balance.WORKLOAD, "bert-large"
 _CARDS = {_LLAMA: balance.CARD_GIB, _BERT: 16}
-_EPOCHS, _UNTIL_LEARNED, _MOST_SECONDS = 2, 40, 3000.0
-"""Of two ranks: epochs, steps that are left out, and the longest time."""
+_EPOCHS, _UNTIL_LEARNED, _MOST_SECONDS, _BUFFER = 2, 40, 3000.0, 256
+"""Of two ranks: epochs, steps that are left out, the longest time, and the samples that
+streams hold."""
 _LEARNED = 120
 """Steps of one rank before more are simulated."""
 _LONG, _MOST, _BARS = 52_000, 1024, {8: 1.05, 32: 1.10, 128: 1.40}
@@ -100,7 +103,8 @@ def ask(settings: Settings, options: Options) -> Answer:
 def _measured(part: str, settings: Settings, options: Options) -> Iterator[Row]:
     task = {"device": settings.device, "samples": options.samples, "part": part}
     task["accumulated"] = options.accumulated
-    for is_balanced in (True, False) if part == "two" else ():
+    kinds: Mapping[str, Any] = {"two": (True, False), "streams": (None,)}
+    for is_balanced in kinds.get(part, ()):
         own = {**task, "balance": is_balanced}
         yield from ranks.launched(__name__, settings, _MOST_SECONDS, **own)[0]
     for workload in {"many": (_LLAMA, _BERT), "rival": (_LLAMA,)}.get(part, ()):
@@ -115,11 +119,13 @@ def _line(row: Row) -> dict[str, object]:
 
 
 def _bars(row: Row) -> list[Bar]:
-    if row["part"] == "two":
+    if row["part"] in ("two", "streams"):
         name = "two, balanced" if row["balance"] else "two, random"
+        name = "streams" if row["part"] == "streams" else name
         bars = [Bar(f"{name}: out of memory", row["ooms"], at_most=0)]
         bars.append(Bar(f"{name}: whole epochs", row["whole"], at_least=_EPOCHS))
         most = 1.04 if row["balance"] else None
+        most = 1.10 if row["part"] == "streams" else most
     else:
         name = f"{row['ranks']} ranks, {row['samples']} samples, {row['lengths']}"
         bars = [Bar(f"{name}: random / balanced", row["random_times"], at_least=1.0)]
@@ -132,7 +138,8 @@ def _bars(row: Row) -> list[Bar]:
 def work(task: Task) -> Rows:
     """Do a ``part``; yield its rows."""
     warnings.filterwarnings("ignore")
-    own = {"two": _two, "many": _many, "rival": _rival}[task["part"]]
+    of = {"two": _two, "streams": _two, "many": _many, "rival": _rival}
+    own = of[task["part"]]
     for row in own(task):
         yield {"part": task["part"], **row}
 
@@ -141,11 +148,19 @@ def _two(task: Task) -> Rows:
     """Train as one of two ranks; the first one tells."""
     ranks.join(task)
     run, budget = _built(task, _LLAMA)
-    lengths = balance.lengths_of(random.Random(task["seed"]), task["samples"])
+    n, rank, is_stream = task["samples"], task["rank"], task["part"] == "streams"
+    lengths = balance.lengths_of(random.Random(task["seed"]), (1 + is_stream) * n)
     n_ooms, steps, drawn = 0, list[list[Step]](), list[list[int]]()
     with mimose.attach(run.model, budget, refine=False) as session:
-        how = {"seed": task["seed"], "balance": task["balance"]}
-        sampler = mimose.BatchSampler(lengths, session, **how)
+        seed = task["seed"]
+        sampler: Any
+        if is_stream:
+            whose = range(rank * n, rank * n + (n if rank == 0 else n * 4 // 5))
+            how = {"length": lengths.__getitem__, "collate_fn": list, "seed": seed}
+            sampler = mimose.BatchStream(whose, session, buffer=_BUFFER, **how)
+        else:
+            how = {"seed": seed, "balance": task["balance"]}
+            sampler = mimose.BatchSampler(lengths, session, **how)
         run.charge = of_session(session)
         for _ in range(_EPOCHS):
             steps, drawn = [*steps, []], [*drawn, []]
@@ -158,16 +173,23 @@ def _two(task: Task) -> Rows:
                     run.optimizer.zero_grad()
                 clock = run.card.clock().since(before)
                 found: list[Any] = [None] * ranks.N_RANKS
-                own = clock.seconds, clock.user, batch, n_ooms
+                is_again = is_stream and sampler.is_repeated
+                own = clock.seconds, clock.user, batch, n_ooms, is_again
                 distributed.all_gather_object(found, own)
-                device, user, batches, ooms = zip(*found, strict=True)
-                both = [*itertools.chain(*batches)]
-                steps[-1].append(Step(device, user, sum(lengths[at] for at in both)))
+                device, user, batches, ooms, again = zip(*found, strict=True)
+                new = [
+                    b for b, is_old in zip(batches, again, strict=True) if not is_old
+                ]
+                both = [*itertools.chain(*new)]
                 drawn[-1] += both
+                if not any(again):
+                    n_tokens = sum(lengths[at] for at in both)
+                    steps[-1].append(Step(device, user, n_tokens))
     distributed.barrier()
     distributed.destroy_process_group()
-    if task["rank"] == 0:
-        whole = sum(sorted(own) == list(range(len(lengths))) for own in drawn)
+    if rank == 0:
+        n_all = n + n * 4 // 5 if is_stream else n
+        whole = sum(sorted(own) == list(range(n_all)) for own in drawn)
         learned = [*itertools.chain(*steps)][_UNTIL_LEARNED:]
         both_told = {**told(learned), **told(steps[-1], "second_")}
         own_told = {"balance": task["balance"], "ooms": sum(ooms), "whole": whole}

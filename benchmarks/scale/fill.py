@@ -54,6 +54,9 @@ PLACES: Mapping[str, Place] = {
     "t5-large-24": Place(WORKLOADS["t5-large"], 24, 8000, "whole", 2.0),
     "llama-8b-lora-40": Place(_LLAMA, 40, 3000, "selective", 1.37),
     "llama-8b-lora-80": Place(_LLAMA, 80, 3000, "selective", 2.29),
+    "picture-reader-80": Place(
+        *(WORKLOADS["picture-reader"], 80, 4000, "whole", 1.0), ("labels.1",)
+    ),
     "texts": Place(
         *(_OTHERS["texts"], 16, 8000, "whole", 0.98), ("x.1",), adds=True, **_PLAIN
     ),
@@ -82,8 +85,9 @@ class Trials:
 
     Args:
         task: ``place``, ``card``, ``device``, ``seed``, ``steps``, and, if they are not
-            ``True``, 1 and 4096, ``attention_plans``, ``pad_to_multiple_of``, to which
-            padded lengths are rounded up, and ``buffer``, the samples that s holds.
+            ``True``, 1 and 0, ``attention_plans``, ``pad_to_multiple_of``, to which
+            padded lengths are rounded up, and ``buffer``, the samples that s holds, 0
+            for its own choice.
         place: The place; None for that of `PLACES`.
     """
 
@@ -92,7 +96,7 @@ class Trials:
         workload, self.actions = self.place.workload, self.place.actions
         self.seed, self.most_steps = task["seed"], task["steps"]
         self.multiple = task.get("pad_to_multiple_of", 1)
-        self.buffer = task.get("buffer", 4096)
+        self.buffer = task.get("buffer") or None
         self.samples = list(workload.sizes(self.place.n_samples, self.seed))
         self.run = build(workload, {**task, "gib": self.place.gib})
         self.run.train(tuple(low for low, _ in workload.spans), 1)

@@ -7,11 +7,13 @@ import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from torch import nn
+from torch import distributed, nn
 
 from mimose.arguments import layers_of
 from mimose.batch_sampler import BatchSampler
+from mimose.batch_stream import BatchStream
 from mimose.budget import Budget
+from mimose.distributed import own_rank
 from mimose.exceptions import StateMismatchError
 from mimose.report.metrics import MetricsReader
 from mimose.runtime.retry import Attempts
@@ -48,12 +50,13 @@ class SessionCallback:
         self.learned: dict[str, Any] | None = None
         self._metrics: MetricsReader | None = None
         self._attached_to: nn.Module | None = None
-        self._sampler: BatchSampler | None = None
-        """The training's sampler, if it is a `BatchSampler`."""
+        self._sampler: BatchSampler | BatchStream | None = None
+        """What draws the training's batches, if it is of mimose."""
         self._trained = 0, 0
         """The epoch, and how many of its batches were trained; a loader draws ahead."""
         self._batches: dict[str, Any] | None = None
-        """The sampler's state at the last checkpoint."""
+        """The sampler's state at the last checkpoint; of a stream on several ranks,
+        those of all."""
 
     def begin_attempts(self, *, is_new: bool = False) -> Attempts | None:
         """Begin a step that may be repeated; None if no session is attached.
@@ -75,23 +78,27 @@ class SessionCallback:
         self._recall(self.learned or saved)
 
     def _draw(self, loader: Any) -> bool:
-        """Give the session to a loader's sampler if that is a `BatchSampler`.
+        """Give the session to what draws the batches, if that is of mimose.
 
         Args:
             loader: The training's loader.
 
         Returns:
-            Whether it is one.
+            Whether it is.
         """
-        sampler = getattr(loader, "batch_sampler", None)
-        self._sampler = sampler if isinstance(sampler, BatchSampler) else None
+        kinds = BatchSampler, BatchStream
+        each = loader if isinstance(loader, kinds) else None
+        each = getattr(loader, "batch_sampler", each)
+        self._sampler = each if isinstance(each, kinds) else None
         if self._sampler is None:
             return False
         self._sampler.is_expecting = True
         self._sampler.session = self.session
         self._trained = self._sampler.epoch, 0
         if self._batches is not None:
-            self._sampler.load_state_dict(self._batches)
+            rank, _ = own_rank(None, None)
+            states = self._batches.get("ranks") or [self._batches]
+            self._sampler.load_state_dict(states[rank % len(states)])
             self._trained = self._sampler.epoch, self._sampler.n_drawn
         return True
 
@@ -107,10 +114,21 @@ class SessionCallback:
             now = self._sampler.epoch
             self._trained = now, (n_trained if now == epoch else -n_open) + 1
 
-    def _drawn(self) -> dict[str, Any] | None:
-        """Return the sampler's state; None without a `BatchSampler`."""
-        if self._sampler is not None:
+    def _drawn(self, *, on_all: bool = False) -> dict[str, Any] | None:
+        """Return the sampler's state; None without one of mimose.
+
+        Args:
+            on_all: Whether all ranks call this together. Only then the state of a
+                stream on several ranks is read, which differs by rank.
+        """
+        _, n_ranks = own_rank(None, None)
+        is_of_each = isinstance(self._sampler, BatchStream) and n_ranks > 1
+        if self._sampler is not None and (on_all or not is_of_each):
             self._batches = self._sampler.state_dict(max(0, self._trained[1]))
+            if is_of_each:
+                states: list[Any] = [None] * n_ranks
+                distributed.all_gather_object(states, self._batches)
+                self._batches = {"ranks": states}
         return self._batches
 
     def _recall(self, learned: Mapping[str, Any] | None) -> None:

@@ -238,7 +238,7 @@ class MimoseCallback(SessionCallback, _Base):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned as plain JSON data; {} before the first step."""
-        learned, batches = self._remember(), self._drawn()
+        learned, batches = self._remember(), self._drawn(on_all=True)
         state = {"learned": learned, "batches": batches}
         return {name: value for name, value in state.items() if value is not None}
 

@@ -23,6 +23,7 @@ from __future__ import annotations
 import copy
 import functools
 import inspect
+import itertools
 import logging
 import weakref
 from collections.abc import Callable, Mapping
@@ -35,6 +36,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from mimose.arguments import check_integer
 from mimose.batch_sampler import BatchSampler
+from mimose.batch_stream import BatchStream
 from mimose.budget import Budget
 from mimose.exceptions import CheckpointingConflictError, MimoseError, NoUnitsError
 from mimose.integrations.base import SessionCallback
@@ -55,11 +57,11 @@ except ImportError as error:
 _log = logging.getLogger(__name__)
 
 _OF_LOADER = (
-    *("collate_fn", "num_workers", "pin_memory", "worker_init_fn"),
-    *("multiprocessing_context", "prefetch_factor", "persistent_workers"),
+    *("num_workers", "worker_init_fn", "multiprocessing_context"),
+    *("prefetch_factor", "persistent_workers"),
 )
 """What a loader of full batches has in common with the trainer's own."""
-_MULTIPLE = "pad_to_multiple_of"
+_MULTIPLE, _ROWS = "pad_to_multiple_of", "per_device_train_batch_size"
 _GREATEST = "max_position_embeddings", "max_target_positions", "model_max_length"
 """What configurations and tokenizers call the greatest length."""
 _CHECKPOINTING = ("activation_checkpointing", "gradient_checkpointing")
@@ -261,8 +263,10 @@ def fill_budget(
     lengths: Any = None,
     max_rows: int | None = None,
     max_tokens: int | None = None,
+    min_rows: int | None = None,
     pad_to_multiple_of: int | None = 8,
     balance: bool = False,
+    buffer: int | None = None,
     **options: Any,
 ) -> type[Trainer]:
     """Return a Trainer class whose batches have as many rows as the budget allows.
@@ -272,34 +276,46 @@ def fill_budget(
         trainer = fill_budget(Trainer, "6GiB")(model, args, train_dataset=data)
 
     The class adds a `MimoseCallback`, and trains on the batches of a
-    `mimose.BatchSampler` instead of ``per_device_train_batch_size`` rows. Evaluation
-    does not change. Set ``max_steps``, because the number of batches in an epoch is not
-    known in advance. If an epoch ends inside a window of
-    ``gradient_accumulation_steps``, the batches of the next one complete it, and what
-    runs at the end of epochs runs after that step. The gradient of a window is that of
-    one batch of all its samples, if the loss is a mean over labels that are not -100,
-    or without ``labels`` over rows. A resumed run continues after the last trained
-    batch; the trainer's own skipping is switched off (``ignore_data_skip``).
+    `mimose.BatchSampler`, of an `IterableDataset` on those of a `mimose.BatchStream`,
+    instead of ``per_device_train_batch_size`` rows. Evaluation does not change. Set
+    ``max_steps``, because the number of batches in an epoch is not known in advance. If
+    an epoch ends inside a window of ``gradient_accumulation_steps``, the batches of the
+    next one complete it, and what runs at the end of epochs runs after that step. The
+    gradient of a window is that of one batch of all its samples, if the loss is a mean
+    over labels that are not -100, or without ``labels`` over rows. A resumed run
+    continues after the last trained batch; the trainer's own skipping is switched off
+    (``ignore_data_skip``).
+
+    Of an `IterableDataset` each rank trains every n-th sample, or its shards, as
+    `datasets.distributed` splits them. It must yield the same samples in the same order
+    on all ranks, and again if a run is resumed, which reads what was trained and leaves
+    it out. Batches are collated in the main process. Ranks that end early repeat
+    samples with a weight of 0, or all stop, if ``even_batches`` of the accelerator's
+    settings is switched off or ``dataloader_drop_last`` on.
 
     Args:
         trainer_class: `Trainer`, or a class derived from it.
         budget: As for `mimose.attach`.
         lengths: (n_samples,) As for `mimose.BatchSampler`. None to read the dataset's
             column of lengths (``length_column_name``), or to measure its inputs, and
-            its labels if these have other lengths.
+            its labels if these have other lengths. Of an `IterableDataset` the name of
+            a column, or a function of a sample, as `length` of `mimose.BatchStream`.
         max_rows: As for `mimose.BatchSampler`.
         max_tokens: As for `mimose.BatchSampler`.
+        min_rows: As for `mimose.BatchSampler`. None for ``per_device_train_batch_size``
+            if that was given another value than transformers' default, else for 1.
         pad_to_multiple_of: Set in a copy of the collator, for training only, so that
             batches have few different shapes. A value that the collator has is kept.
             None changes nothing, and neither does a collator without this attribute,
             or a multiple beyond the greatest length of the model or the tokenizer.
-        balance: As for `mimose.BatchSampler`.
+        balance: As for `mimose.BatchSampler`; ranks of a stream balance by themselves.
+        buffer: As for `mimose.BatchStream`.
         options: All other arguments of `MimoseCallback`.
 
     Returns:
         The class. Its ``get_train_dataloader`` raises `MimoseError` if ``max_steps`` is
-        not set, no lengths are found or not one for each sample, or the dataset has no
-        index.
+        not set, or no lengths are found, or not one for each sample of a dataset with
+        an index, or a list of them for one without.
 
     Raises:
         ValueError: `pad_to_multiple_of` is not an integer of at least 1.
@@ -324,57 +340,40 @@ def fill_budget(
                 )
                 raise MimoseError(msg)
             own = super().get_train_dataloader()
-            if isinstance(self.train_dataset, IterableDataset):
-                msg = (
-                    f"fill_budget: the {type(self.train_dataset).__name__} is an "
-                    f"IterableDataset, of which samples cannot be drawn by their "
-                    f"lengths: give a dataset with an index (datasets: without "
-                    f"streaming=True), or split its batches by session.micro_batches"
-                )
-                raise MimoseError(msg)
-            found = _lengths(self) if lengths is None else lengths
-            columns = found.values() if isinstance(found, Mapping) else (found,)
-            for each in columns:
-                if len(each) != len(own.dataset):
-                    msg = (
-                        f"fill_budget: there are {len(each)} lengths and "
-                        f"{len(own.dataset)} samples in the dataset: give one length "
-                        f"for each sample, in the order of the dataset"
-                    )
-                    raise MimoseError(msg)
-            collate, multiple = own.collate_fn, pad_to_multiple_of
-            if multiple is not None:
-                longest = max(int(np.max(np.asarray(each))) for each in columns)
-                collate, multiple = _rounding(self, collate, longest, multiple)
-            sampler = BatchSampler(
-                found,
-                seed=self.args.seed if (s := self.args.data_seed) is None else s,
-                max_rows=max_rows,
-                max_tokens=max_tokens,
-                drop_last=self.args.dataloader_drop_last,
-                pad_to_multiple_of=multiple,
-                balance=balance,
-                rank=self.args.process_index,
-                world_size=self.args.world_size,
+            limits = {"max_rows": max_rows, "max_tokens": max_tokens}
+            limits["min_rows"] = _least_rows(self, min_rows)
+            is_stream = isinstance(self.train_dataset, IterableDataset)
+            more = {"buffer": buffer} if is_stream else {"balance": balance}
+            batches = (_streamed if is_stream else _sampled)(
+                self, own, lengths, pad_to_multiple_of, {**limits, **more}
             )
-            options = {name: getattr(own, name) for name in _OF_LOADER}
-            options["collate_fn"] = collate
-            loader = _Windows(own.dataset, batch_sampler=sampler, **options)
-            loader.n_batches = self.args.gradient_accumulation_steps
-            return loader
+            n_batches = self.args.gradient_accumulation_steps
+            self._windows = _Windows(batches, own.dataset, n_batches)
+            return self._windows
 
         def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
             """Draw a window, and count its items: Note: [Whole windows]."""
+            again: list[Any] = self._windows.again
+            again.clear()
             found = super().get_batch_samples(*args, **kwargs)
-            if found[1] is not None or not self._is_one_of_several():
-                return found  # the trainer has counted, or need not
-            n: Any = float(sum(_n_items(self, batch) for batch in found[0]))
-            is_mean = self.args.average_tokens_across_devices
-            if found[0] and is_mean and self.args.world_size > 1:
-                count = torch.tensor(n, dtype=torch.float64, device=self.args.device)
-                n = self.accelerator.reduce(count, "mean")
-            self._n_of_window = n
+            if not self._is_one_of_several():
+                return found
+            n_of_again = sum(_n_items(self, batch) for batch in again)
+            if found[1] is None:  # else the trainer has counted
+                n_of_all = sum(_n_items(self, batch) for batch in found[0])
+                if found[0]:
+                    self._n_of_window = self._over_ranks(n_of_all - n_of_again, "mean")
+            elif self._windows.repeats and found[0]:
+                found = found[0], found[1] - self._over_ranks(n_of_again, "sum")
             return found
+
+        def _over_ranks(self, count: int, how: str) -> Any:
+            """Return a number joined over ranks, if the trainer does so."""
+            args = self.args
+            if not args.average_tokens_across_devices or args.world_size == 1:
+                return float(count)
+            number = torch.tensor(count, dtype=torch.float64, device=args.device)
+            return self.accelerator.reduce(number, how)
 
         def _is_one_of_several(self) -> bool:
             """Whether a batch's gradient is joined with those of others."""
@@ -385,6 +384,8 @@ def fill_budget(
             """Train a batch, whose loss is not divided by the number of batches."""
             if self._is_one_of_several():
                 self._n_of_batch = max(1, _n_items(self, inputs))
+                is_again = any(inputs is each for each in self._windows.again)
+                self._share = 0 if is_again else self._n_of_batch
             self.current_gradient_accumulation_steps = 1
             return super().training_step(model, inputs, *args, **kw)
 
@@ -399,51 +400,195 @@ def fill_budget(
                 kw["num_items_in_batch"] = of * 0 + n  # a tensor remains one
             found = super().compute_loss(model, inputs, *args, **kw)
             if isinstance(found, tuple):
-                return found[0] / of * n, *found[1:]
-            return found / of * n
+                return found[0] / of * self._share, *found[1:]
+            return found / of * self._share
 
     Filling.__name__ = Filling.__qualname__ = f"Filling{trainer_class.__name__}"
     return Filling
 
 
-class _Windows(DataLoader[Any]):
-    """A loader of whole windows of accumulated batches, without a length.
+def _sampled(
+    trainer: Any, own: Any, lengths: Any, multiple: int | None, limits: dict[str, Any]
+) -> DataLoader[Any]:
+    """Return a loader of a sampler's batches.
 
-    If the sampler's epoch ends inside a window, the batches of its next epoch complete
-    it. The trainer's epoch ends with that window, and the next one goes on behind it.
+    Args:
+        trainer: The trainer.
+        own: Its own loader.
+        lengths: As for `fill_budget`.
+        multiple: As well.
+        limits: Of the sampler.
+    """
+    args, dataset = trainer.args, own.dataset
+    if isinstance(lengths, str):
+        lengths = dataset[lengths]
+    if callable(lengths):
+        lengths = [lengths(sample) for sample in dataset]
+    found = _lengths(trainer) if lengths is None else lengths
+    columns = found.values() if isinstance(found, Mapping) else (found,)
+    for each in columns:
+        if len(each) != len(dataset):
+            msg = (
+                f"fill_budget: there are {len(each)} lengths and {len(dataset)} "
+                f"samples in the dataset: give one length for each sample, in the "
+                f"order of the dataset"
+            )
+            raise MimoseError(msg)
+    collate = own.collate_fn
+    if multiple is not None:
+        longest = max(int(np.max(np.asarray(each))) for each in columns)
+        collate, multiple = _rounding(trainer, collate, longest, multiple)
+    sampler = BatchSampler(
+        found,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        drop_last=args.dataloader_drop_last,
+        pad_to_multiple_of=multiple,
+        rank=args.process_index,
+        world_size=args.world_size,
+        **limits,
+    )
+    options = {name: getattr(own, name) for name in (*_OF_LOADER, "pin_memory")}
+    return DataLoader(dataset, batch_sampler=sampler, collate_fn=collate, **options)
+
+
+def _streamed(
+    trainer: Any, own: Any, length: Any, multiple: int | None, limits: dict[str, Any]
+) -> BatchStream:
+    """Return a stream of batches of this rank's samples; as `_sampled`.
+
+    Raises:
+        MimoseError: There is a list of lengths.
+    """
+    args, dataset = trainer.args, trainer.train_dataset
+    if not (length is None or isinstance(length, str) or callable(length)):
+        msg = (
+            f"fill_budget: the {type(dataset).__name__} is an IterableDataset, whose "
+            f"samples are not numbered as the {type(length).__name__} of lengths is: "
+            f"give the name of a column, or a function of a sample"
+        )
+        raise MimoseError(msg)
+    collate, n_ranks = own.collate_fn, args.world_size
+    if multiple is not None:
+        collate, multiple = _rounding(trainer, collate, None, multiple)
+    if n_ranks > 1 and hasattr(dataset, "num_shards"):
+        from datasets.distributed import split_dataset_by_node
+
+        dataset = split_dataset_by_node(dataset, args.process_index, n_ranks)
+    elif n_ranks > 1:
+        dataset = _Part(dataset, args.process_index, n_ranks)
+    options = {name: getattr(own, name) for name in _OF_LOADER}
+    is_even = args.accelerator_config.even_batches and not args.dataloader_drop_last
+    return BatchStream(
+        DataLoader(dataset, batch_size=None, collate_fn=_as_it_is, **options),
+        length=_Length(trainer) if length is None else length,
+        collate_fn=collate,
+        seed=args.seed if args.data_seed is None else args.data_seed,
+        pad_to_multiple_of=multiple,
+        even_batches=is_even,
+        rank=args.process_index,
+        world_size=n_ranks,
+        **limits,
+    )
+
+
+def _as_it_is(sample: Any) -> Any:
+    return sample
+
+
+class _Part(IterableDataset[Any]):
+    """One rank's samples of a stream."""
+
+    def __init__(self, dataset: Any, rank: int, n_ranks: int) -> None:
+        self._dataset, self._rank, self._n_ranks = dataset, rank, n_ranks
+
+    def __iter__(self) -> Any:
+        return itertools.islice(self._dataset, self._rank, None, self._n_ranks)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Begin another order, if the stream has several."""
+        if hasattr(self._dataset, "set_epoch"):
+            self._dataset.set_epoch(epoch)
+
+
+def _least_rows(trainer: Any, asked: int | None) -> int:
+    """Return the least rows of a batch, and say where they come from."""
+    args = trainer.args
+    n = getattr(args, _ROWS)
+    if asked is not None:
+        return asked
+    is_given = n != type(args).__dataclass_fields__[_ROWS].default
+    if trainer.is_world_process_zero() and is_given:
+        _log.info(
+            "fill_budget: batches have at least %d rows where so many fit, as %s says; "
+            "min_rows=1 trains the rows that are fastest",
+            *(n, _ROWS),
+        )
+    elif trainer.is_world_process_zero():
+        _log.info(
+            "fill_budget: batches have the rows that are fastest, not %d as %s says by "
+            "default; min_rows=%d makes these the least where so many fit",
+            *(n, _ROWS, n),
+        )
+    return n if is_given else 1
+
+
+class _Windows:
+    """Whole windows of accumulated batches, without a length.
+
+    If an epoch of what draws the batches ends inside a window, the batches of its next
+    one complete it. The trainer's epoch ends with that window, and the next one goes on
+    behind it.
 
     The Trainer of older transformers reads the length once, and skips later batches.
+
+    Args:
+        batches: A loader with a `BatchSampler`, or a `BatchStream`.
+        dataset: The trainer's.
+        n_batches: How many a window has.
+
+    Attributes:
+        dataset: As given.
+        batch_sampler: What draws the batches.
+        n_open: Batches of a window that were drawn before its present epoch began.
+        again: The batches of the window that were trained before.
+        repeats: Whether there may be some.
     """
 
-    n_batches = 1
-    """How many a window has."""
-    n_open = 0
-    """Batches of a window that were drawn before the sampler's present epoch began."""
-    _rest: Any = None
-    """What is left of the sampler's epoch for the next of the trainer."""
+    def __init__(
+        self, batches: DataLoader[Any] | BatchStream, dataset: Any, n_batches: int
+    ) -> None:
+        self._batches, self.dataset, self._n_batches = batches, dataset, n_batches
+        self.repeats = isinstance(batches, BatchStream)
+        self.batch_sampler: Any = getattr(batches, "batch_sampler", batches)
+        self.n_open, self.again = 0, list[Any]()
+        self._rest: Any = None
+        """What is left of an epoch for the next of the trainer."""
 
     def __iter__(self) -> Any:
         """Yield the batches of an epoch, and what completes its last window."""
-        sampler: Any = self.batch_sampler
+        sampler = self.batch_sampler
         batches, n_before, n = self._rest, -1, 0
         if batches is None:
-            batches, n_before = super().__iter__(), 0
+            batches, n_before = iter(self._batches), 0
         self._rest, self.n_open = None, 0
         while True:
             for batch in batches:
                 n += 1
+                if self.repeats and sampler.is_repeated:
+                    self.again.append(batch)
                 yield batch
-                if self.n_open and n % self.n_batches == 0:
+                if self.n_open and n % self._n_batches == 0:
                     self._rest = batches
                     return
-            self.n_open = n % self.n_batches
+            self.n_open = n % self._n_batches
             if n == n_before or (n and not self.n_open):
                 return
             n_before = n
             if sampler.session is not None:
                 sampler.session.collation.keep(self.n_open)
-            sampler.set_epoch(sampler.epoch + 1)
-            batches = super().__iter__()
+            if not self.repeats:
+                sampler.set_epoch(sampler.epoch + 1)
+            batches = iter(self._batches)
 
     def __len__(self) -> int:
         msg = (
@@ -489,15 +634,37 @@ def _lengths(trainer: Any) -> Any:
     return {f"{name}.1": lengths for name, lengths in found.items()}
 
 
+class _Length:
+    """Measures a stream's samples as `_lengths` does; the first one says how."""
+
+    def __init__(self, trainer: Any) -> None:
+        self._column = trainer.args.length_column_name
+        self._inputs = getattr(trainer.model, "main_input_name", "input_ids")
+        self._names: list[str] | None = None
+
+    def __call__(self, sample: Any) -> Any:
+        if self._column in sample:
+            return sample[self._column]
+        inputs = sample[self._inputs]
+        if self._names is None:
+            self._names, labels = [self._inputs], sample.get("labels")
+            is_list = getattr(labels, "ndim", isinstance(labels, list | tuple))
+            if is_list and len(labels) != len(inputs):
+                self._names.append("labels")
+        if len(self._names) == 1:
+            return len(inputs)
+        return {f"{name}.1": len(sample[name]) for name in self._names}
+
+
 def _rounding(
-    trainer: Any, collate: Any, longest: int, multiple: int
+    trainer: Any, collate: Any, longest: int | None, multiple: int
 ) -> tuple[Any, int | None]:
     """Return a collator that rounds padded lengths up, and to which multiple.
 
     Args:
         trainer: Its model and tokenizer have a greatest length.
         collate: The loader's, perhaps with the user's collator in it.
-        longest: The longest sample.
+        longest: The longest sample; None if it is not known.
         multiple: What is asked for.
     """
     inner = getattr(collate, "data_collator", collate)
@@ -527,20 +694,26 @@ def _rounding(
     return found, own if own is not None or why_not else multiple
 
 
-def _why_not_rounded(trainer: Any, inner: Any, longest: int, multiple: int) -> str:
+def _why_not_rounded(
+    trainer: Any, inner: Any, longest: int | None, multiple: int
+) -> str:
     """Return why a collator cannot round lengths up; "" if it can."""
     if not hasattr(inner, _MULTIPLE):
         return f"it has no {_MULTIPLE}"
     if getattr(inner, "padding", True) not in (True, "longest"):
         return "it does not pad to the longest sample"
-    rounded = -(-longest // multiple) * multiple
     config = getattr(trainer.model, "config", None)
     parts = [config, *getattr(config, "__dict__", {}).values()]
     tokenizer = getattr(trainer, "processing_class", None)
     parts += [tokenizer, getattr(inner, "tokenizer", None)]
     known = [getattr(part, name, None) for part in parts for name in _GREATEST]
-    passed = [n for n in known if isinstance(n, int) and longest <= n < rounded]
-    return f"{rounded} would pass the greatest length, {passed[0]}" if passed else ""
+    for n in known:
+        if isinstance(n, int):
+            most = n if longest is None else longest
+            rounded = -(-most // multiple) * multiple
+            if most <= n < rounded:
+                return f"{rounded} would pass the greatest length, {n}"
+    return ""
 
 
 # ------------------------------------------------------------------ the trainer

@@ -127,7 +127,11 @@ def test_gradients_of_windows_over_ranks(launch: Callable[..., Any]) -> None:
     """They are those of one batch of all ranks' samples, over an epoch's end."""
     pytest.importorskip("transformers")
     pytest.importorskip("accelerate")
-    cases = {str(ignores): {"ignores": ignores} for ignores in (False, True)}
+    cases = {
+        f"{ignores} {is_stream}": {"ignores": ignores, "is_stream": is_stream}
+        for ignores in (False, True)
+        for is_stream in (False, True)
+    }
     found = launch("filling_ranks:difference", cases, limit_seconds=120.0)
     for case in cases:
         (first, rows, n_steps), (second, others, _) = found[case]
@@ -136,3 +140,4 @@ def test_gradients_of_windows_over_ranks(launch: Callable[..., Any]) -> None:
         assert 36 == len(rows) == len(others)
         assert rows != others
         assert sum(rows) + sum(others) > 40  # more than an epoch
+        assert (0 in rows + others) == cases[case]["is_stream"]  # one is repeated

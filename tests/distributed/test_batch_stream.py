@@ -50,13 +50,10 @@ def test_all_stop_with_the_first(told: dict[str, Any]) -> None:
     assert sorted(n for batch, _, _ in shorter for n in batch) == list(range(250))
 
 
-def test_random_leaders_take_like_seconds(told: dict[str, Any]) -> None:
-    """The slower rank takes less over the mean there than where the oldest leads."""
-    n = 200
-    taken = np.array([[s for _, s, _ in drawn[:n]] for drawn in told["alike"]])
-    waits = taken.max(axis=0) / taken.mean(axis=0)
-    assert waits[21::2].mean() < 1.1
-    assert waits[21::2].mean() < waits[20::2].mean()
+def test_batches_of_a_step_take_like_seconds(told: dict[str, Any]) -> None:
+    """The slower rank takes hardly more than the mean."""
+    taken = np.array([[s for _, s, _ in drawn[20:200]] for drawn in told["alike"]])
+    assert taken.max(axis=0).sum() < 1.1 * taken.mean(axis=0).sum()
 
 
 @pytest.mark.parametrize("case", ["resume", "resume dry"])

@@ -249,9 +249,12 @@ def test_a_crash_leaves_the_model_clean(toys, meter):
 # -------------------------------------------------------------------- state
 
 
-def _saving(folder):
+def _saving(folder, every=None):
     checkpoints = importlib.import_module(f"{L.__name__}.callbacks")
-    return checkpoints.ModelCheckpoint(folder, "{epoch}", save_top_k=-1)
+    options = {"save_top_k": -1, "every_n_train_steps": every}
+    return checkpoints.ModelCheckpoint(
+        folder, "{step}" if every else "{epoch}", **options
+    )
 
 
 @pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning")
@@ -273,20 +276,24 @@ def test_a_run_that_goes_on_from_a_checkpoint(toys, meter, tmp_path):
     assert saved == json.loads(json.dumps(saved))
 
 
-def _rows_by_length():
+def _rows_by_length(kind):
     generator = torch.Generator().manual_seed(2)
     lengths = torch.randint(4, 64, (90,), generator=generator).tolist()
     samples = [torch.randn(n, WIDTH, generator=generator) for n in lengths]
-    return lengths, torch.utils.data.DataLoader(
-        samples,
-        batch_sampler=mimose.BatchSampler(lengths, max_rows=12),
-        collate_fn=functools.partial(nn.utils.rnn.pad_sequence, batch_first=True),
-    )
+    collate = functools.partial(nn.utils.rnn.pad_sequence, batch_first=True)
+    if kind == "stream":
+        options = {"length": len, "collate_fn": collate, "buffer": 30, "max_rows": 12}
+        return lengths, mimose.BatchStream(samples, **options)
+    sampler = mimose.BatchSampler(lengths, max_rows=12)
+    options = {"batch_sampler": sampler, "collate_fn": collate}
+    return lengths, torch.utils.data.DataLoader(samples, **options)
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:The dirpath has changed:UserWarning")
-def test_rows_that_follow_lengths(toys, meter, tmp_path):
+@pytest.mark.parametrize("kind", ["sampler", "stream"])
+@pytest.mark.parametrize("every", [None, 9])
+def test_rows_that_follow_lengths(toys, meter, tmp_path, kind, every):
     """The callback's session draws batches to each epoch's end, resumed or not."""
 
     def fit(folder, resume=None):
@@ -296,17 +303,21 @@ def test_rows_that_follow_lengths(toys, meter, tmp_path):
             seen.append((batch != 0.0).any(-1).sum(1).tolist())
             return lit.model(batch)
 
-        lengths, loader = _rows_by_length()
-        callbacks = [MimoseCallback("1TiB", meter=meter), _saving(folder)]
+        lengths, loader = _rows_by_length(kind)
+        callbacks = [MimoseCallback("1TiB", meter=meter), _saving(folder, every)]
         options = {"max_epochs": 3, "enable_checkpointing": True}
         _fit(_lit(toys, step), callbacks, batches=loader, resume=resume, **options)
         return lengths, seen
 
     lengths, whole = fit(tmp_path)
-    _, rest = fit(tmp_path / "on", str(tmp_path / "epoch=0.ckpt"))
+    name = f"step={every}.ckpt" if every else "epoch=0.ckpt"
+    _, rest = fit(tmp_path / "on", str(tmp_path / name))
 
     assert sorted(itertools.chain(*whole)) == sorted(3 * lengths)
-    assert sorted(itertools.chain(*rest)) == sorted(2 * lengths)
+    before = whole[: every or 0]
+    assert sorted(itertools.chain(*before, *rest)) == sorted(
+        (3 if every else 2) * lengths
+    )
     assert max(map(len, whole[:4])) < max(map(len, whole)) <= 12
 
 

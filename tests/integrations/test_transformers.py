@@ -235,25 +235,30 @@ def test_a_run_that_goes_on_from_a_checkpoint(tmp_path, meter, restores):
     assert _is_clean(trainer.model)
 
 
-def _filling(folder, seen, trainer_class=Trainer, **options):
+def _filling(folder, seen, trainer_class=Trainer, data=None, limits=(), **options):
     def collate(examples):
         seen.append([tuple(example["input_ids"]) for example in examples])
         return _collate(examples)
 
-    return fill_budget(trainer_class, "1TiB", max_rows=16, refine=False)(
+    limits = {"max_rows": 16, "refine": False, **dict(limits)}
+    return fill_budget(trainer_class, "1TiB", **limits)(
         model=_model(),
         args=_arguments(folder, save_strategy="steps", save_steps=20, **options),
-        train_dataset=_examples(),
+        train_dataset=data or _examples(),
         data_collator=collate,
     )
 
 
-def test_rows_that_follow_lengths(tmp_path):
+@pytest.mark.parametrize("n_workers", [None, 0, 2])
+def test_rows_that_follow_lengths(tmp_path, n_workers):
     """Batches grow, samples come once an epoch, and a resumed run goes on there."""
-    whole, rest = [], []
-    trainer = _filling(tmp_path, whole, max_steps=60)
+    whole, rest, options = [], [], {"max_steps": 60}
+    if n_workers is not None:
+        options |= {"data": _Stream(), "dataloader_num_workers": n_workers}
+        options |= {"limits": {"buffer": 60}}
+    trainer = _filling(tmp_path, whole, **options)
     trainer.train()
-    _filling(tmp_path, rest, max_steps=60).train(
+    _filling(tmp_path, rest, **options).train(
         resume_from_checkpoint=str(tmp_path / "checkpoint-20")
     )
 
@@ -263,6 +268,21 @@ def test_rows_that_follow_lengths(tmp_path):
     assert max(map(len, whole[:4])) < max(map(len, whole)) <= 16
     on = [sample for batch in whole[:20] + rest for sample in batch]
     assert sorted(on[: len(samples)]) == samples
+
+
+@pytest.mark.parametrize(
+    ("asked", "given", "found"), [(6, 4, 6), (None, 4, 4), (None, 8, 1)]
+)
+def test_rows_that_were_asked_for(tmp_path, caplog, asked, given, found):
+    """The trainer's own number counts if it is not its default; a message says so."""
+    limits, options = {"min_rows": asked}, {"per_device_train_batch_size": given}
+    with caplog.at_level("INFO", "mimose"):
+        trainer = _filling(tmp_path, [], limits=limits, max_steps=1, **options)
+        trainer.train()
+    said = [text for text in caplog.messages if "min_rows" in text]
+    assert (asked is None) == len(said)
+    sampler = trainer.callback_handler.train_dataloader.batch_sampler
+    assert found == sampler.state_dict()["of"]["min_rows"]
 
 
 class _FailsOnce(Trainer):
@@ -371,7 +391,9 @@ class _Gradients(transformers.TrainerCallback):
         self.found.append([p.grad.clone() for p in model.parameters()])
 
 
-def _accumulating(folder, model, labels, max_rows, n_examples, resume=None):
+def _accumulating(
+    folder, model, labels, max_rows, n_examples, resume=None, is_stream=False
+):
     """Train without learning; return the batches, and the gradients of steps."""
     seen, gradients = [], _Gradients()
 
@@ -390,7 +412,7 @@ def _accumulating(folder, model, labels, max_rows, n_examples, resume=None):
             save_strategy="steps",
             save_steps=1,
         ),
-        train_dataset=_examples(n_examples),
+        train_dataset=_Stream() if is_stream else _examples(n_examples),
         data_collator=collate,
         callbacks=[gradients],
     )
@@ -411,11 +433,14 @@ def _accumulating(folder, model, labels, max_rows, n_examples, resume=None):
         (_Takes, "tokens", 5, 40),
         (_Takes, "tokens", 1, 16),
         (_Takes, "tokens", 1, 4),
+        (_Ignores, "rows", 5, 120),
     ],
 )
 def test_a_window_of_several_batches(tmp_path, model, labels, max_rows, n_examples):
     """It has the gradient of one batch, over an epoch's end, and from a checkpoint."""
     case = model, labels, max_rows, n_examples
+    if n_examples == 120:
+        case += None, True
     seen, gradients = _accumulating(tmp_path, *case)
     assert [6 * 10, 10] == [len(seen), len(gradients)]
     assert max_rows == 1 or len(set(map(len, seen))) > 1
@@ -453,10 +478,12 @@ def _ends(batches, n_examples):
 
 
 class _Stream(torch.utils.data.IterableDataset):
-    """Samples without an index."""
+    """Samples without an index; workers have parts."""
 
     def __iter__(self):
-        yield from _examples()
+        info = torch.utils.data.get_worker_info()
+        first, step = (info.id, info.num_workers) if info else (0, 1)
+        yield from _examples()[first::step]
 
 
 def test_lengths_that_are_not_those_of_the_dataset(tmp_path):
@@ -465,7 +492,7 @@ def test_lengths_that_are_not_those_of_the_dataset(tmp_path):
     for error, lengths, data in (
         (f"{n - 1} lengths and {n} samples", [9] * (n - 1), _examples()),
         (f"{n + 1} lengths", {"labels.1": [9] * (n + 1)}, _examples()),
-        ("IterableDataset", [9] * n, _Stream()),
+        (r"_Stream is an IterableDataset, .* list of", [9] * n, _Stream()),
     ):
         trainer = fill_budget(Trainer, "1TiB", lengths=lengths)(
             model=_model(),
@@ -530,7 +557,7 @@ def test_padding_to_a_multiple(tmp_path, caplog, collator, asked, greatest, foun
     assert collator == before
     sampler = trainer.callback_handler.train_dataloader.batch_sampler
     assert found == sampler.state_dict()["of"]["pad_to_multiple_of"]
-    logged = [text for text in caplog.messages if "fill_budget" in text]
+    logged = [text for text in caplog.messages if "pads" in text]
     is_set = getattr(collator, "pad_to_multiple_of", None) is not None
     assert (asked is not None and not is_set) == len(logged)
     assert all(("pads to multiples of" in text) == bool(found) for text in logged)
