@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
@@ -49,7 +50,7 @@ from mimose.predictors import Estimator, check_estimator
 from mimose.records import Summary
 from mimose.report import text as _report
 from mimose.report.columns import terminal_width
-from mimose.runtime.engine import Options, make_engine, raise_if_attached
+from mimose.runtime.engine import Options, make_engine, owner_of, raise_if_attached
 from mimose.runtime.retry import Attempts, saved_gradients
 from mimose.runtime.watched import watched
 from mimose.state import (
@@ -175,7 +176,7 @@ def attach(
         ValueError: Another argument has a value that is not allowed.
         TypeError: `model` is not a module, or there is no such argument.
     """
-    layers = layers_of(layers, others)
+    layers = layers_of(layers, others, attach_arguments())
     check_agree(agree)
     check_choices(on_infeasible, cache_size, record_to)
     check_switches(wall=wall, refine=refine)
@@ -198,6 +199,45 @@ def attach(
         agree=agree,
     )
     return Session(model, options)
+
+
+def attach_arguments() -> list[str]:
+    """Return the names of the arguments of `attach`, without the model."""
+    parameters = inspect.signature(attach).parameters.values()
+    return [p.name for p in parameters if p.kind is not p.VAR_KEYWORD][1:]
+
+
+def session_of(model: nn.Module) -> Session | None:
+    """Return the session that plans a model, or a part of it; None if none does.
+
+    Args:
+        model: The model that `attach` got, one of its layers, or a wrapper around it.
+
+    Raises:
+        TypeError: `model` is not a module.
+    """
+    raise_if_no_model(model)
+    session: Session | None = owner_of(model)
+    return session
+
+
+def detach(model: nn.Module) -> None:
+    """Detach the session that plans a model, if one does.
+
+    ::
+
+        mimose.detach(model)  # a cell of a notebook that may run twice
+        session = mimose.attach(model, budget="6GiB")
+
+    Args:
+        model: The model that `attach` got, or a wrapper around it.
+
+    Raises:
+        TypeError: `model` is not a module.
+    """
+    session = session_of(model)
+    if session is not None:
+        session.detach()
 
 
 def _host(
@@ -238,6 +278,7 @@ class Session:
         """The description of the model, from detach on."""
         self._engine = make_engine(model, options)
         self._n_layers = len(self._engine.layers)
+        self._kind = type(model).__name__
         self.records = self._engine.records
         self._forecasts = Forecasts(self._engine)
         self.attempts = partial(Attempts, self._engine)
@@ -245,14 +286,14 @@ class Session:
         self.collation = Collation(self._engine)
         self._engine.describer.on_call = self.collation.stepped
         try:
-            self._engine.attach(model)
+            self._engine.attach(model, self)
         except BaseException:
             self.detach()
             raise
         _log.info(
             "mimose: planning %d layers of %s within %s",
             len(self._engine.layers),
-            type(model).__name__,
+            self._kind,
             format_bytes(self.budget_bytes),
         )
 
@@ -307,6 +348,17 @@ class Session:
                 self._engine.end()
             finally:
                 self._model = None
+
+    def __repr__(self) -> str:
+        """Return the model, the budget, and how many steps were planned."""
+        state = "detached" if self._model is None else format_bytes(self.budget_bytes)
+        totals = self.records.totals()
+        phases = ", ".join(f"{n} {phase}" for phase, n in totals.phases.items())
+        steps = f"{totals.steps} steps" + (f" ({phases})" if phases else "")
+        return (
+            f"<mimose.Session of {self._kind}: {self._n_layers} layers, {state}, "
+            f"{steps}; report() says more>"
+        )
 
     def __enter__(self) -> Session:
         """Return the session."""
@@ -610,6 +662,7 @@ class Session:
             inexact_layers=dict(self._engine.findings.inexact),
             largest_to_come=self._engine.to_come.largest,
             least_peak_to_come=self._engine.to_come.least_peak_bytes,
+            unplanned=tuple(self._engine.unplanned.sentences()),
             host=host and host.use(),
             agreement=None if ranks is None else ranks.use(),
         )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -15,7 +14,7 @@ from mimose.budget import Budget
 from mimose.exceptions import StateMismatchError
 from mimose.report.metrics import MetricsReader
 from mimose.runtime.retry import Attempts
-from mimose.session import Session, attach
+from mimose.session import Session, attach, attach_arguments
 
 _log = logging.getLogger(__name__)
 
@@ -38,9 +37,10 @@ class SessionCallback:
     def __init__(
         self, budget: Budget | Callable[[], Budget], options: Mapping[str, Any]
     ) -> None:
-        known = inspect.signature(attach).parameters
+        known = attach_arguments()
         others = {name: o for name, o in options.items() if name not in known}
-        layers = layers_of(options.get("layers"), others)
+        caller = type(self).__name__
+        layers = layers_of(options.get("layers"), others, known, caller)
         self._budget = budget
         own = {name: o for name, o in options.items() if name in known}
         self._options: dict[str, Any] = own | {"layers": layers}
