@@ -12,6 +12,7 @@ from mimose.arguments import layers_of
 from mimose.batch_sampler import BatchSampler
 from mimose.budget import Budget
 from mimose.exceptions import StateMismatchError
+from mimose.records import PHASES
 from mimose.report.metrics import MetricsReader
 from mimose.runtime.retry import Attempts
 from mimose.session import Session, attach, attach_arguments
@@ -72,6 +73,8 @@ class SessionCallback:
         session = attach(model, self._budget, **{**self._options, "layers": layers})
         self.session, self._attached_to = session, model
         self._metrics = MetricsReader(session)
+        legend = ", ".join(f"{i} {phase}" for i, phase in enumerate(PHASES))
+        _log.info("mimose: mimose/phase in the logs is a number: %s", legend)
         self._recall(self.learned or saved)
 
     def _draw(self, loader: Any) -> bool:
