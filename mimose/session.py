@@ -7,7 +7,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from mimose.arguments import (
     check_switches,
     layers_of,
     raise_if_no_model,
+    raise_if_unknown,
 )
 from mimose.budget import Budget, format_bytes
 from mimose.collation import Collation
@@ -85,7 +86,8 @@ def attach(
     wall: bool = True,
     grace: float | str | None = None,
     agree: str | ProcessGroup | None = "auto",
-    **others: Any,
+    units: LayersSpec = None,
+    **unknown: NoReturn,
 ) -> Session:
     """Keep every training step of a model within a memory budget.
 
@@ -114,7 +116,7 @@ def attach(
             window. You can set `Session.budget` later.
         layers: The modules to plan for: None to find them, a module class, a qualified
             name, several of these, or a predicate that takes ``(module)`` or
-            ``(name, module)``. ``units`` is an alias.
+            ``(name, module)``.
         actions: What may happen to a layer's activations. ``"auto"`` and ``"whole"``
             keep or recompute whole layers. ``"all"`` allows every action, also lossy
             ones and those that use the host's memory. Or name the actions to allow
@@ -156,7 +158,8 @@ def attach(
             inside the layer). None: never. A gloo process group: its ranks agree. Give
             one if layers communicate by their own calls (experts on other ranks, ring
             attention), which mimose cannot see.
-        others: Only ``units``, the alias of `layers`.
+        units: An alias of `layers`.
+        unknown: Any other name raises a TypeError, which lists the names.
 
     Returns:
         The session, which is also a context manager.
@@ -176,7 +179,8 @@ def attach(
         ValueError: Another argument has a value that is not allowed.
         TypeError: `model` is not a module, or there is no such argument.
     """
-    layers = layers_of(layers, others, attach_arguments())
+    raise_if_unknown(unknown, attach_arguments())
+    layers = layers_of(layers, units)
     check_agree(agree)
     check_choices(on_infeasible, cache_size, record_to)
     check_switches(wall=wall, refine=refine)
@@ -281,7 +285,7 @@ class Session:
         self._kind = type(model).__name__
         self.records = self._engine.records
         self._forecasts = Forecasts(self._engine)
-        self.attempts = partial(Attempts, self._engine)
+        self._attempts = partial(Attempts, self._engine)
         self._splitter = Splitter(self._engine, self._forecasts)
         self.collation = Collation(self._engine)
         self._engine.describer.on_call = self.collation.stepped
@@ -294,13 +298,8 @@ class Session:
             "mimose: planning %d layers of %s within %s",
             len(self._engine.layers),
             self._kind,
-            format_bytes(self.budget_bytes),
+            format_bytes(self.budget),
         )
-
-    @property
-    def budget_bytes(self) -> int:
-        """The present budget in bytes, the same as `budget`."""
-        return self._engine.memory_limit.budget_bytes
 
     @property
     def budget(self) -> int:
@@ -325,7 +324,7 @@ class Session:
                 this in the first forward of the next window.
             MimoseError: The session was detached.
         """
-        return self.budget_bytes
+        return self._engine.memory_limit.budget_bytes
 
     @budget.setter
     def budget(self, value: Budget | Callable[[], Budget]) -> None:
@@ -351,7 +350,7 @@ class Session:
 
     def __repr__(self) -> str:
         """Return the model, the budget, and how many steps were planned."""
-        state = "detached" if self._model is None else format_bytes(self.budget_bytes)
+        state = "detached" if self._model is None else format_bytes(self.budget)
         totals = self.records.totals()
         phases = ", ".join(f"{n} {phase}" for phase, n in totals.phases.items())
         steps = f"{totals.steps} steps" + (f" ({phases})" if phases else "")
@@ -410,7 +409,7 @@ class Session:
         describer = self._engine.describer
         is_outdated = describer.is_outdated()
         parameters = describer.own_parameters(is_outdated=is_outdated)
-        restore_gradients, attempts = saved_gradients(parameters), self.attempts()
+        restore_gradients, attempts = saved_gradients(parameters), self._attempts()
         with self._engine.rollback.of_step(is_outdated=is_outdated) as snapshot:
             while True:
                 try:
@@ -649,7 +648,7 @@ class Session:
         host, ranks = self._engine.host_memory, self._engine.ranks
         return _report.summarise(
             self.records,
-            budget_bytes=self.budget_bytes,
+            budget_bytes=self.budget,
             peak_bytes=self.peak_bytes,
             layers=self._n_layers,
             cache_hits=self._engine.policy.n_hits,
@@ -739,38 +738,38 @@ class Session:
         self,
         shape: Mapping[str, int],
         *,
-        vary: str,
+        dim: str,
         budget: float | str | None = None,
-        most: int | None = None,
+        limit: int | None = None,
         accumulating: bool | None = None,
     ) -> int:
         """Return the largest value of one size with which a step is predicted to fit.
 
         ::
 
-            rows = session.largest({"input_ids.1": 512}, vary="input_ids.0", most=256)
+            rows = session.largest({"input_ids.1": 512}, dim="input_ids.0", limit=256)
 
         Args:
             shape: The other sizes by name, as for `forecast`. They stay the same.
-            vary: The name of the size to vary.
+            dim: The name of the size to vary.
             budget: As for `forecast`.
-            most: The largest value to consider; None for as far as predictions are
+            limit: The largest value to consider; None for as far as predictions are
                 trusted.
             accumulating: As for `forecast`.
 
         Returns:
             The value; 0 if none fits, or if no value can be predicted yet.
-            ``forecast({**shape, vary: 1}).why_not`` says which.
+            ``forecast({**shape, dim: 1}).why_not`` says which.
 
         Raises:
             MimoseError: As for `forecast`.
             BudgetError: The budget cannot be read.
             TypeError: `shape` is not a mapping.
-            ValueError: `most` is not an integer of at least 0.
+            ValueError: `limit` is not an integer of at least 0.
         """
         self._raise_if_detached()
-        most = None if most is None else check_integer("most", most, 0)
-        return self._forecasts.largest(shape, vary, budget, most, accumulating)
+        limit = None if limit is None else check_integer("limit", limit, 0)
+        return self._forecasts.largest(shape, dim, budget, limit, accumulating)
 
     def planning_problem(
         self, shape: Mapping[str, int] | None = None, *, start_bytes: int | None = None

@@ -35,7 +35,7 @@ held = session.records[-1].start_bytes  # weights, gradients, optimizer state, l
 lengths, many = range(32, 305, 16), range(1, 49)  # half beyond what was measured
 figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
 for mib in (100, 200, 400):
-    options = {"vary": "input_ids.0", "budget": held + mib * 2**20, "most": 48}
+    options = {"dim": "input_ids.0", "budget": held + mib * 2**20, "limit": 48}
     fits = [session.largest({"input_ids.1": n}, **options) for n in lengths]
     left.step(lengths, fits, where="post", label=f"{mib} MiB for the step")
 left.set(xlabel="length", ylabel="largest number of rows", title="What fits")

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from mimose.arguments import layers_of
+from mimose.arguments import layers_of, raise_if_unknown
 from mimose.batch_sampler import BatchSampler
 from mimose.budget import Budget
 from mimose.exceptions import StateMismatchError
@@ -41,9 +41,10 @@ class SessionCallback:
         known = attach_arguments()
         others = {name: o for name, o in options.items() if name not in known}
         caller = type(self).__name__
-        layers = layers_of(options.get("layers"), others, known, caller)
+        raise_if_unknown(others, known, caller)
+        layers = layers_of(options.get("layers"), options.get("units"), caller)
         self._budget = budget
-        own = {name: o for name, o in options.items() if name in known}
+        own = {name: o for name, o in options.items() if name != "units"}
         self._options: dict[str, Any] = own | {"layers": layers}
         self.session: Session | None = None
         self.learned: dict[str, Any] | None = None
@@ -64,7 +65,7 @@ class SessionCallback:
         """
         if self.session is None or self._attached_to is None:
             return None
-        return self.session.attempts(is_new=is_new)
+        return self.session._attempts(is_new=is_new)
 
     def _attach(
         self, model: nn.Module, layers: Any, saved: Mapping[str, Any] | None = None

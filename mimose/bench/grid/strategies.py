@@ -121,7 +121,7 @@ class _Planned(Applied):
     def __init__(self, session: Session, actions: _Actions) -> None:
         self._session = session
         self._menu = menu_of(choose(actions))
-        self.budget_bytes = session.budget_bytes
+        self.budget_bytes = session.budget
 
     def facts(self) -> Facts:
         """Return what the session has recorded."""
