@@ -37,7 +37,7 @@ _WAYS = "plain", "checkpointing", "all recomputed", "all kept", "half the budget
 
 
 def ask(settings: Settings, options: Options) -> Answer:
-    """Train in every way, each in a process of its own, in rounds."""
+    """Train in every way, each in a separate process, in rounds."""
     answer = Answer()
     shares: dict[str, list[float]] = {way: [] for way in _WAYS}
     for number in range(options.rounds):

@@ -41,7 +41,7 @@ class SessionCallback:
         known = attach_arguments()
         others = {name: o for name, o in options.items() if name not in known}
         caller = type(self).__name__
-        raise_if_unknown(others, known, caller)
+        raise_if_unknown(others, [*known, "module"], caller)
         layers = layers_of(options.get("layers"), options.get("units"), caller)
         self._budget = budget
         own = {name: o for name, o in options.items() if name != "units"}
