@@ -234,20 +234,28 @@ def raise_if_impossible(settings: GridSettings, workload: str) -> None:
 
 
 class WorkloadRun:
-    """Runs all strategies on one workload; calls `on_step` before each step."""
+    """Runs all strategies on one workload.
+
+    Args:
+        settings: What to compare.
+        workload: Its name.
+        on_step: Called before each step.
+        on_skip: Called with the number of steps that a failed strategy will not run.
+    """
 
     def __init__(
         self,
         settings: GridSettings,
         workload: str,
         on_step: Callable[[Cell], None] = lambda _: None,
+        on_skip: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._workload = workload_named(workload)
         self._sizes = sizes_of(settings, workload)
         self._longest: Sizes | None = None
         self._is_on_cpu = kind_of(settings.device) == "cpu"
-        self._on_step = on_step
+        self._on_step, self._on_skip = on_step, on_skip
         self._stack = contextlib.ExitStack()
         self._shared = ""
         self._children: dict[Cell, Child] = {}
@@ -439,6 +447,7 @@ class WorkloadRun:
                 child.close()
             row = self._failure(cell, step, first_line(error))
             self._rows.setdefault(cell, []).append(row)
+            self._on_skip(self._settings.n_batches - 1 - step)
 
     def _row(self, cell: Cell, step: int, **said: Any) -> GridRow:
         settings = self._settings
@@ -493,6 +502,11 @@ def measure(
     n_steps = len(settings.workloads) * settings.n_steps
     line = bar.add_task("starting", total=n_steps)
 
+    def skip(n: int) -> None:
+        nonlocal n_steps
+        n_steps -= n
+        bar.update(line, total=n_steps)
+
     def tell(cell: Cell) -> None:
         share = "" if cell.share is None else f" at {cell.share:g}"
         limit = ", a hard limit" if cell.is_limited else ""
@@ -510,7 +524,7 @@ def measure(
             if bar.disable:
                 console.print(f"{n_steps} steps in all; loading and probing first")
             for workload in settings.workloads:
-                run = WorkloadRun(settings, workload, tell)
+                run = WorkloadRun(settings, workload, tell, skip)
                 try:
                     run.run()
                 except RunFailedError as error:
