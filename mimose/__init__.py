@@ -29,6 +29,10 @@ if TYPE_CHECKING:
     from mimose.records import Summary as Summary
     from mimose.session import Session as Session
     from mimose.session import attach as attach
+    from mimose.session import detach as detach
+    from mimose.session import session_of as session_of
+
+    __version__: str
 else:
     _ERRORS = """
         AdviceError AlreadyAttachedError BudgetError ChangedWeightsError
@@ -48,6 +52,8 @@ else:
         "attach": "session",
         "balance": "global_batch",
         "cross_entropy": "loss_by_rows",
+        "detach": "session",
+        "session_of": "session",
     }
     __all__ = sorted(_HOME)
 
@@ -55,6 +61,13 @@ else:
         """Import a public name when it is first used, and torch no sooner."""
         import importlib
 
+        if name == "__version__":
+            from importlib import metadata
+
+            try:
+                return metadata.version("mimose")
+            except metadata.PackageNotFoundError:
+                return "a checkout that is not installed"
         if name not in __all__:
             msg = f"module {__name__!r} has no attribute {name!r}"
             raise AttributeError(msg)

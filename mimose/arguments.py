@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import difflib
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -20,27 +21,47 @@ _GONE = {
 """Arguments of earlier versions, and what to do instead."""
 
 
-def layers_of(layers: Any, others: Mapping[str, Any]) -> Any:
+def raise_if_unknown(
+    unknown: Mapping[str, Any], known: Sequence[str], caller: str = "attach"
+) -> None:
+    """Make sure that there are no arguments with other names.
+
+    Args:
+        unknown: The arguments with other names.
+        known: The names of all arguments.
+        caller: What the user called.
+
+    Raises:
+        TypeError: There is one; the message has the nearest name, and all.
+    """
+    for name in unknown:
+        if name in _GONE:
+            msg = f"{caller} no longer has an argument {name!r}: {_GONE[name]}"
+            raise TypeError(msg)
+        near = difflib.get_close_matches(name, known, n=1)
+        meant = f": did you mean {near[0]!r}?" if near else "."
+        msg = (
+            f"{caller} has no argument {name!r}{meant} Its arguments are "
+            f"{', '.join(known)}"
+        )
+        raise TypeError(msg)
+
+
+def layers_of(layers: Any, units: Any, caller: str = "attach") -> Any:
     """Return the layers to plan for, given as ``layers`` or ``units``.
 
     Args:
         layers: The argument ``layers``.
-        others: Arguments with other names.
+        units: Its alias.
+        caller: What the user called.
 
     Raises:
-        TypeError: There is no such argument, or both are given.
+        TypeError: Both are given.
     """
-    for name in others:
-        if name in _GONE:
-            msg = f"attach no longer has an argument {name!r}: {_GONE[name]}"
-            raise TypeError(msg)
-        if name != "units":
-            msg = f"attach has no argument {name!r}"
-            raise TypeError(msg)
-    if layers is not None and "units" in others:
-        msg = "attach got both layers and units, which mean the same: give one of them"
+    if layers is not None and units is not None:
+        msg = f"{caller} got both layers and units, which mean the same: give one"
         raise TypeError(msg)
-    return others.get("units", layers)
+    return units if layers is None else layers
 
 
 def check_choices(

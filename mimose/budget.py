@@ -129,11 +129,14 @@ def _parse_text(
         return _parse_fraction(text, float(number) / 100, device_bytes)
     factor = _UNITS.get(unit.upper())
     if factor is None:
+        near, meant = f"{unit.upper()}iB", ""
+        if near.upper() in _UNITS:
+            meant = f" (did you mean '{sign}{number}{near}'?)"
         msg = (
-            f"budget {text!r} is not a size: write a number with one of B, KB, MB, GB, "
-            f"TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), such as "
-            f"'6GiB'; or '+6GiB' for that much more than is held now; or '80%' of the "
-            f"device's memory"
+            f"budget {text!r} is not a size{meant}: write a number with one of B, KB, "
+            f"MB, GB, TB (powers of 1000) or KiB, MiB, GiB, TiB (powers of 1024), such "
+            f"as '6GiB'; or '+6GiB' for that much more than is held now; or '80%' of "
+            f"the device's memory"
         )
         raise BudgetError(msg)
     n_bytes = float(number) * factor

@@ -162,23 +162,23 @@ class Forecasts:
     def largest(
         self,
         shape: Mapping[str, int],
-        vary: str,
+        dim: str,
         budget: float | str | None,
-        most: int | None,
+        limit: int | None,
         accumulating: bool | None,
     ) -> int:
         """Return the largest size with which a step fits; see `Session.largest`."""
         check_shape("shape", shape)
         step_input, table, memory = self._begins(
-            {**shape, vary: 1}, self._budget(budget), accumulating
+            {**shape, dim: 1}, self._budget(budget), accumulating
         )
-        key = self._key(step_input, memory), vary, most
+        key = self._key(step_input, memory), dim, limit
         found = self._largest.get(key)
         if found is not None:
             return found
 
         def fits(size: int) -> bool:
-            own, _ = asked(self._engine, {**shape, vary: size})
+            own, _ = asked(self._engine, {**shape, dim: size})
             own = own._replace(has_gradients=step_input.has_gradients)
             known, usable = self._usable(own, table, memory)
             if usable is None:
@@ -186,7 +186,7 @@ class Forecasts:
             least = self._engine.policy.least_plan(known, memory, usable)
             return _peak_bytes(least, memory) <= usable
 
-        found = self._largest[key] = _last(fits, most)
+        found = self._largest[key] = _last(fits, limit)
         return found
 
     # ------------------------------------------------------------------ one shape

@@ -295,7 +295,7 @@ def _forecasts(session: Session, anchors: _Ints, limit: int) -> _Knots:
     entries = _knots.setdefault(session, LRUCache(_MOST_KNOTS))
     found = []
     for widths, n_most, n_few in zip(anchors, most.tolist(), few.tolist(), strict=True):
-        key = session.budget_bytes, n_most, *widths.tolist()
+        key = session.budget, n_most, *widths.tolist()
         until, knot = entries.get(key, (0, [math.nan] * n_few))
         if is_known and until <= collation.n_steps:
             knot = _knot(session, widths, n_most, first_seconds)

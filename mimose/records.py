@@ -306,6 +306,8 @@ class Summary(Totals):
     """None if no action uses the host's memory."""
     agreement: AgreementUse | None = None
     """None if ranks plan freely."""
+    unplanned: tuple[str, ...] = ()
+    """What ran past the session, a sentence for each cause, with what to call."""
 
 
 def kind_of(reason: str) -> str:

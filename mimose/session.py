@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from os import PathLike
-from typing import Any, TypeVar
+from typing import Any, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -23,6 +24,7 @@ from mimose.arguments import (
     check_switches,
     layers_of,
     raise_if_no_model,
+    raise_if_unknown,
 )
 from mimose.budget import Budget, format_bytes
 from mimose.collation import Collation
@@ -49,7 +51,7 @@ from mimose.predictors import Estimator, check_estimator
 from mimose.records import Summary
 from mimose.report import text as _report
 from mimose.report.columns import terminal_width
-from mimose.runtime.engine import Options, make_engine, raise_if_attached
+from mimose.runtime.engine import Options, make_engine, owner_of, raise_if_attached
 from mimose.runtime.retry import Attempts, saved_gradients
 from mimose.runtime.watched import watched
 from mimose.state import (
@@ -84,7 +86,8 @@ def attach(
     wall: bool = True,
     grace: float | str | None = None,
     agree: str | ProcessGroup | None = "auto",
-    **others: Any,
+    units: LayersSpec = None,
+    **unknown: NoReturn,
 ) -> Session:
     """Keep every training step of a model within a memory budget.
 
@@ -113,7 +116,7 @@ def attach(
             window. You can set `Session.budget` later.
         layers: The modules to plan for: None to find them, a module class, a qualified
             name, several of these, or a predicate that takes ``(module)`` or
-            ``(name, module)``. ``units`` is an alias.
+            ``(name, module)``.
         actions: What may happen to a layer's activations. ``"auto"`` and ``"whole"``
             keep or recompute whole layers. ``"all"`` allows every action, also lossy
             ones and those that use the host's memory. Or name the actions to allow
@@ -155,7 +158,8 @@ def attach(
             inside the layer). None: never. A gloo process group: its ranks agree. Give
             one if layers communicate by their own calls (experts on other ranks, ring
             attention), which mimose cannot see.
-        others: Only ``units``, the alias of `layers`.
+        units: An alias of `layers`.
+        unknown: Any other name raises a TypeError, which lists the names.
 
     Returns:
         The session, which is also a context manager.
@@ -175,7 +179,8 @@ def attach(
         ValueError: Another argument has a value that is not allowed.
         TypeError: `model` is not a module, or there is no such argument.
     """
-    layers = layers_of(layers, others)
+    raise_if_unknown(unknown, attach_arguments())
+    layers = layers_of(layers, units)
     check_agree(agree)
     check_choices(on_infeasible, cache_size, record_to)
     check_switches(wall=wall, refine=refine)
@@ -198,6 +203,45 @@ def attach(
         agree=agree,
     )
     return Session(model, options)
+
+
+def attach_arguments() -> list[str]:
+    """Return the names of the arguments of `attach`, without the model."""
+    parameters = inspect.signature(attach).parameters.values()
+    return [p.name for p in parameters if p.kind is not p.VAR_KEYWORD][1:]
+
+
+def session_of(model: nn.Module) -> Session | None:
+    """Return the session that plans a model, or a part of it; None if none does.
+
+    Args:
+        model: The model that `attach` got, one of its layers, or a wrapper around it.
+
+    Raises:
+        TypeError: `model` is not a module.
+    """
+    raise_if_no_model(model)
+    session: Session | None = owner_of(model)
+    return session
+
+
+def detach(model: nn.Module) -> None:
+    """Detach the session that plans a model, if one does.
+
+    ::
+
+        mimose.detach(model)  # a cell of a notebook that may run twice
+        session = mimose.attach(model, budget="6GiB")
+
+    Args:
+        model: The model that `attach` got, or a wrapper around it.
+
+    Raises:
+        TypeError: `model` is not a module.
+    """
+    session = session_of(model)
+    if session is not None:
+        session.detach()
 
 
 def _host(
@@ -238,28 +282,24 @@ class Session:
         """The description of the model, from detach on."""
         self._engine = make_engine(model, options)
         self._n_layers = len(self._engine.layers)
+        self._kind = type(model).__name__
         self.records = self._engine.records
         self._forecasts = Forecasts(self._engine)
-        self.attempts = partial(Attempts, self._engine)
+        self._attempts = partial(Attempts, self._engine)
         self._splitter = Splitter(self._engine, self._forecasts)
         self.collation = Collation(self._engine)
         self._engine.describer.on_call = self.collation.stepped
         try:
-            self._engine.attach(model)
+            self._engine.attach(model, self)
         except BaseException:
             self.detach()
             raise
         _log.info(
             "mimose: planning %d layers of %s within %s",
             len(self._engine.layers),
-            type(model).__name__,
-            format_bytes(self.budget_bytes),
+            self._kind,
+            format_bytes(self.budget),
         )
-
-    @property
-    def budget_bytes(self) -> int:
-        """The present budget in bytes, the same as `budget`."""
-        return self._engine.memory_limit.budget_bytes
 
     @property
     def budget(self) -> int:
@@ -284,7 +324,7 @@ class Session:
                 this in the first forward of the next window.
             MimoseError: The session was detached.
         """
-        return self.budget_bytes
+        return self._engine.memory_limit.budget_bytes
 
     @budget.setter
     def budget(self, value: Budget | Callable[[], Budget]) -> None:
@@ -307,6 +347,17 @@ class Session:
                 self._engine.end()
             finally:
                 self._model = None
+
+    def __repr__(self) -> str:
+        """Return the model, the budget, and how many steps were planned."""
+        state = "detached" if self._model is None else format_bytes(self.budget)
+        totals = self.records.totals()
+        phases = ", ".join(f"{n} {phase}" for phase, n in totals.phases.items())
+        steps = f"{totals.steps} steps" + (f" ({phases})" if phases else "")
+        return (
+            f"<mimose.Session of {self._kind}: {self._n_layers} layers, {state}, "
+            f"{steps}; report() says more>"
+        )
 
     def __enter__(self) -> Session:
         """Return the session."""
@@ -358,7 +409,7 @@ class Session:
         describer = self._engine.describer
         is_outdated = describer.is_outdated()
         parameters = describer.own_parameters(is_outdated=is_outdated)
-        restore_gradients, attempts = saved_gradients(parameters), self.attempts()
+        restore_gradients, attempts = saved_gradients(parameters), self._attempts()
         with self._engine.rollback.of_step(is_outdated=is_outdated) as snapshot:
             while True:
                 try:
@@ -597,7 +648,7 @@ class Session:
         host, ranks = self._engine.host_memory, self._engine.ranks
         return _report.summarise(
             self.records,
-            budget_bytes=self.budget_bytes,
+            budget_bytes=self.budget,
             peak_bytes=self.peak_bytes,
             layers=self._n_layers,
             cache_hits=self._engine.policy.n_hits,
@@ -610,6 +661,7 @@ class Session:
             inexact_layers=dict(self._engine.findings.inexact),
             largest_to_come=self._engine.to_come.largest,
             least_peak_to_come=self._engine.to_come.least_peak_bytes,
+            unplanned=tuple(self._engine.unplanned.sentences()),
             host=host and host.use(),
             agreement=None if ranks is None else ranks.use(),
         )
@@ -686,38 +738,38 @@ class Session:
         self,
         shape: Mapping[str, int],
         *,
-        vary: str,
+        dim: str,
         budget: float | str | None = None,
-        most: int | None = None,
+        limit: int | None = None,
         accumulating: bool | None = None,
     ) -> int:
         """Return the largest value of one size with which a step is predicted to fit.
 
         ::
 
-            rows = session.largest({"input_ids.1": 512}, vary="input_ids.0", most=256)
+            rows = session.largest({"input_ids.1": 512}, dim="input_ids.0", limit=256)
 
         Args:
             shape: The other sizes by name, as for `forecast`. They stay the same.
-            vary: The name of the size to vary.
+            dim: The name of the size to vary.
             budget: As for `forecast`.
-            most: The largest value to consider; None for as far as predictions are
+            limit: The largest value to consider; None for as far as predictions are
                 trusted.
             accumulating: As for `forecast`.
 
         Returns:
             The value; 0 if none fits, or if no value can be predicted yet.
-            ``forecast({**shape, vary: 1}).why_not`` says which.
+            ``forecast({**shape, dim: 1}).why_not`` says which.
 
         Raises:
             MimoseError: As for `forecast`.
             BudgetError: The budget cannot be read.
             TypeError: `shape` is not a mapping.
-            ValueError: `most` is not an integer of at least 0.
+            ValueError: `limit` is not an integer of at least 0.
         """
         self._raise_if_detached()
-        most = None if most is None else check_integer("most", most, 0)
-        return self._forecasts.largest(shape, vary, budget, most, accumulating)
+        limit = None if limit is None else check_integer("limit", limit, 0)
+        return self._forecasts.largest(shape, dim, budget, limit, accumulating)
 
     def planning_problem(
         self, shape: Mapping[str, int] | None = None, *, start_bytes: int | None = None

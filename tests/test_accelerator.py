@@ -89,7 +89,7 @@ def test_a_fraction_is_of_what_is_free_and_held(sim):
     sim.set_total_memory(2**30)
     loop = _Loop()
     session = mimose.attach(loop.model, 0.5)
-    assert 2**29 == session.budget_bytes
+    assert 2**29 == session.budget
     session.detach()
 
 
@@ -109,7 +109,7 @@ def test_out_of_memory_teaches(sim):
     for length in (*_LENGTHS, *_LONG):
         plain.step(length)
     assert 1 == sum(failed)
-    assert lowered <= session.budget_bytes
+    assert lowered <= session.budget
     assert plain.losses == loop.losses
     session.detach()
 

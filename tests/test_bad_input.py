@@ -105,7 +105,7 @@ def test_a_shape_that_is_none(toys, ask):
 
 @pytest.mark.parametrize(
     ("argument", "said"),
-    [("round_to", "no longer"), ("palnner", "no argument 'palnner'")],
+    [("round_to", "no longer"), ("palnner", "'palnner'.*'planner'.*budget, layers, ")],
 )
 def test_arguments_that_are_not_there(toys, argument, said):
     """What went, and what is misspelt, is an error in words."""

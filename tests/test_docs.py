@@ -118,14 +118,15 @@ class _Model(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList([_Block(), _Block()])
 
-    def forward(self, inputs: torch.Tensor) -> _Output:
+    def forward(self, input_ids: torch.Tensor) -> _Output:
+        states = input_ids
         for layer in self.layers:
-            inputs = layer(inputs)
-        return _Output(loss=inputs.square().mean())
+            states = layer(states)
+        return _Output(loss=states.square().mean())
 
 
 def _batches() -> list[dict[str, torch.Tensor]]:
-    return [{"inputs": torch.randn(2, length, 8)} for length in (3, 5, 3)]
+    return [{"input_ids": torch.randn(2, length, 8)} for length in (3, 5, 3)]
 
 
 def _given(code: str, tmp_path: Path) -> dict[str, Any]:
@@ -138,8 +139,8 @@ def _given(code: str, tmp_path: Path) -> dict[str, Any]:
         "loader": batches,
         "batch": batches[0],
         "largest_batch": batches[1],
-        "data": [batch["inputs"][0] for batch in batches],
-        "lengths": [batch["inputs"].shape[1] for batch in batches],
+        "data": [batch["input_ids"][0] for batch in batches],
+        "lengths": [batch["input_ids"].shape[1] for batch in batches],
         "optimizer": torch.optim.SGD(model.parameters(), lr=0.01),
     }
     if "transformers" in code:
@@ -161,7 +162,10 @@ def _given_to_a_trainer(tmp_path: Path) -> dict[str, Any]:
         disable_tqdm=True,
         use_cpu=True,
     )
-    return {"args": args, "data": [{"inputs": b["inputs"][0]} for b in _batches()]}
+    return {
+        "args": args,
+        "data": [{"input_ids": b["input_ids"][0]} for b in _batches()],
+    }
 
 
 def _lightning_module() -> Any:

@@ -16,7 +16,7 @@ _NAMES = sorted(path.stem for path in EXAMPLES.glob("*.py"))
 _MOST_LINES = 60
 _PACKAGES = (
     *("transformers", "accelerate", "tokenizers", "datasets"),
-    *("trl", "sentence_transformers"),
+    *("trl", "sentence_transformers", "matplotlib"),
 )
 
 pytestmark = pytest.mark.skipif(not _NAMES, reason="runs in a checkout")

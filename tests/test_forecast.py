@@ -70,13 +70,13 @@ def test_what_does_not_fit_or_is_not_known_says_why(session):
 def test_the_largest_is_the_last_that_fits(session, share):
     """One more does not fit, or is not known."""
     budget = int(share * session.budget)
-    most = session.largest({}, vary="x.0", budget=budget)
+    most = session.largest({}, dim="x.0", budget=budget)
     assert session.forecast({"x.0": most}, budget).fits
     assert not session.forecast({"x.0": most + 1}, budget).fits
-    assert most // 2 == session.largest({}, vary="x.0", budget=budget, most=most // 2)
-    assert 0 == session.largest({}, vary="x.0", budget=session.budget // 10)
+    assert most // 2 == session.largest({}, dim="x.0", budget=budget, limit=most // 2)
+    assert 0 == session.largest({}, dim="x.0", budget=session.budget // 10)
     with pytest.raises(ValueError, match="'64'"):
-        session.largest({}, vary="x.0", most="64")
+        session.largest({}, dim="x.0", limit="64")
 
 
 def test_a_loaded_state_is_asked_before_the_first_step(toys, session, meter):
@@ -90,7 +90,7 @@ def test_a_loaded_state_is_asked_before_the_first_step(toys, session, meter):
         other.load_state_dict(sealed(state))
         forecast = other.forecast({"x.0": 50}, budget="1GiB")
         assert forecast.fits
-        assert 0 < other.largest({}, vary="x.0") <= session.largest({}, vary="x.0")
+        assert 0 < other.largest({}, dim="x.0") <= session.largest({}, dim="x.0")
         _train(toys, model, [50])
         record = other.records[-1]
         missing = forecast.peak_bytes - record.predicted_peak_bytes
@@ -111,7 +111,7 @@ def test_what_cannot_be_asked_is_refused(session):
     """Names that the model has not are told with those that it has."""
     for ask in (
         lambda: session.forecast({"y.0": 3}),
-        lambda: session.largest({"x.0": 3}, vary="y.0"),
+        lambda: session.largest({"x.0": 3}, dim="y.0"),
     ):
         with pytest.raises(mimose.MimoseError, match=r"x\.0"):
             ask()

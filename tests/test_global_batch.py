@@ -29,7 +29,7 @@ def _shape(drawn):
 class _Session:
     """Forecasts as a device does that holds some elements: a time for each, and one."""
 
-    budget_bytes = 1000
+    budget = 1000
 
     def __init__(self, most):
         self.most = most

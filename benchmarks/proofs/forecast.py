@@ -80,7 +80,7 @@ def work(task: Task) -> Rows:
                 run.train(sizes, 2 + step)
                 continue
             shape = dict(zip(_LENGTHS, sizes, strict=False))
-            most = max(2, session.largest(shape, vary=_ROWS))
+            most = max(2, session.largest(shape, dim=_ROWS))
             shape[_ROWS] = most + 1
             if step >= _FIRST:
                 shape[_ROWS] = draw.randint(max(1, most // 3), most)

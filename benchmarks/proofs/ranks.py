@@ -209,7 +209,7 @@ def _read(session: Session, steps: int) -> dict[str, int]:
     return {
         "planned": sum(record.predicted_peak_bytes is not None for record in records),
         "over": sum(record.is_over for record in records),
-        "budget_bytes": session.budget_bytes,
+        "budget_bytes": session.budget,
         "highest_bytes": max(record.highest_bytes or 0 for record in records),
         "partly_recomputed": sum(
             0 < record.n_recomputed < len(record.actions) for record in records

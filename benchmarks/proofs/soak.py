@@ -227,7 +227,7 @@ class _Run:
         with attach(loop.model, self._budget_bytes(), meter=loop.meter) as session:
             for sizes in self._shapes:
                 if task["is_limited"] and self._is_cpu:
-                    limit_memory(session.budget_bytes, loop.meter.live_bytes())
+                    limit_memory(session.budget, loop.meter.live_bytes())
                 step = loop.step(self._batch(sizes))
                 own, summary = self._volume(sizes), session.summary()
                 record = session.records[-1]
@@ -238,9 +238,8 @@ class _Run:
                     "is_seen": own <= largest,
                     **common.recorded(record, *_RECORDED),
                     **step._asdict(),
-                    "budget_bytes": session.budget_bytes,
-                    "used": step.growth_bytes
-                    / (session.budget_bytes - step.start_bytes),
+                    "budget_bytes": session.budget,
+                    "used": step.growth_bytes / (session.budget - step.start_bytes),
                     "error": record.prediction_error,
                     "margin": summary.margin,
                     "fragmentation": summary.fragmentation,

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.metadata
 import inspect
 import io
 import json
@@ -32,6 +31,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
+import mimose
 from mimose.exceptions import MimoseError
 from mimose.report.columns import named, terminal_width, wrapped
 from mimose.usage import UsageError, at_least_one, names, need, positive, seed, shares
@@ -76,11 +76,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     how: Any = {"formatter_class": argparse.RawDescriptionHelpFormatter}
     parser = argparse.ArgumentParser("mimose", description=__doc__, **how)
-    try:
-        version = importlib.metadata.version("mimose")
-    except importlib.metadata.PackageNotFoundError:
-        version = "(a checkout that is not installed)"
-    parser.add_argument("--version", action="version", version=f"mimose {version}")
+    version = f"mimose {mimose.__version__}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for do, options in _COMMANDS.items():
         text = inspect.getdoc(do) or ""
@@ -440,7 +437,7 @@ _TRAINED: tuple[_Option, ...] = (
 )
 _COMMANDS: dict[Callable[[_Options], int], tuple[_Option, ...]] = {
     _demo: (
-        ("--steps", at_least_one, 100, "steps of each strategy"),
+        ("--steps", at_least_one, 60, "steps of each strategy"),
         *_COMMON,
         ("--out", Path, Path("runs/demo"), "folder for the files"),
     ),

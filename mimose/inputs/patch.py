@@ -43,6 +43,8 @@ class Patch:
         self._attribute = called_attribute(module)
         self._previous = module.__dict__.get(self._attribute)
         self.original: Callable[..., Any] = getattr(module, self._attribute)
+        self.owner: Any = None
+        """The session, on the patches by which it is found."""
         self.is_removed = False
         functools.update_wrapper(self, self.original, updated=())
         setattr(module, self._attribute, self)

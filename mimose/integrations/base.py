@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import distributed, nn
 
-from mimose.arguments import layers_of
+from mimose.arguments import layers_of, raise_if_unknown
 from mimose.batch_sampler import BatchSampler
 from mimose.batch_stream import BatchStream
 from mimose.budget import Budget
 from mimose.distributed import own_rank
 from mimose.exceptions import StateMismatchError
+from mimose.records import PHASES
 from mimose.report.metrics import MetricsReader
 from mimose.runtime.retry import Attempts
-from mimose.session import Session, attach
+from mimose.session import Session, attach, attach_arguments
 
 _log = logging.getLogger(__name__)
 
@@ -40,11 +40,13 @@ class SessionCallback:
     def __init__(
         self, budget: Budget | Callable[[], Budget], options: Mapping[str, Any]
     ) -> None:
-        known = inspect.signature(attach).parameters
+        known = attach_arguments()
         others = {name: o for name, o in options.items() if name not in known}
-        layers = layers_of(options.get("layers"), others)
+        caller = type(self).__name__
+        raise_if_unknown(others, [*known, "module"], caller)
+        layers = layers_of(options.get("layers"), options.get("units"), caller)
         self._budget = budget
-        own = {name: o for name, o in options.items() if name in known}
+        own = {name: o for name, o in options.items() if name != "units"}
         self._options: dict[str, Any] = own | {"layers": layers}
         self.session: Session | None = None
         self.learned: dict[str, Any] | None = None
@@ -66,7 +68,7 @@ class SessionCallback:
         """
         if self.session is None or self._attached_to is None:
             return None
-        return self.session.attempts(is_new=is_new)
+        return self.session._attempts(is_new=is_new)
 
     def _attach(
         self, model: nn.Module, layers: Any, saved: Mapping[str, Any] | None = None
@@ -75,6 +77,8 @@ class SessionCallback:
         session = attach(model, self._budget, **{**self._options, "layers": layers})
         self.session, self._attached_to = session, model
         self._metrics = MetricsReader(session)
+        legend = ", ".join(f"{i} {phase}" for i, phase in enumerate(PHASES))
+        _log.info("mimose: mimose/phase in the logs is a number: %s", legend)
         self._recall(self.learned or saved)
 
     def _draw(self, loader: Any) -> bool:

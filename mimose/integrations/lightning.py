@@ -66,6 +66,18 @@ else:
     _Base = type("_Base", tuple(each.Callback for each in _libraries), {})
 
 
+_EVALUATES = (
+    "mimose: training_step called the layers in evaluation mode, so this training has "
+    "no plans: call model.train() before fit (from_pretrained returns a model in "
+    "evaluation mode, and Lightning keeps it so)"
+)
+_CALLS_NOTHING = (
+    "mimose: training_step called no module that holds layers, so this training has no "
+    "plans. Call the model, or self(batch), in training_step, or name the module with "
+    "MimoseCallback(module=...)"
+)
+
+
 class MimoseCallback(SessionCallback, _Base):
     """Keeps the steps of `Trainer.fit` within a memory budget.
 
@@ -109,7 +121,7 @@ class MimoseCallback(SessionCallback, _Base):
         self._scouts: list[Patch] | None = None
         """Patches on the modules that may be the root, until it is found."""
         self._undo_repeats: Callable[[], object] | None = None
-        self._has_warned = False
+        self._has_warned = self._is_evaluating = False
 
     # ------------------------------------------------------------------ calls
 
@@ -132,7 +144,8 @@ class MimoseCallback(SessionCallback, _Base):
             AttributeError: There is no module of the given name.
         """
         self.detach()
-        self._has_warned, self._metrics = False, None
+        self._has_warned = self._is_evaluating = False
+        self._metrics = None
         top = pl_module.get_submodule(self._name or "")
         layers = self._options["layers"]
         found = [module for _, module in find_layers(top, layers)]
@@ -168,7 +181,9 @@ class MimoseCallback(SessionCallback, _Base):
         kwargs: dict[str, Any],
     ) -> Any:
         """Run a module that may be the root. If it trains, it is: attach to it."""
-        if not (module.training and torch.is_grad_enabled()):
+        has_grad = torch.is_grad_enabled()
+        if not (module.training and has_grad):
+            self._is_evaluating = has_grad
             return original(*args, **kwargs)
         self._stop_scouts()
         self._attach(module, layers)
@@ -183,11 +198,7 @@ class MimoseCallback(SessionCallback, _Base):
         del outputs, batch
         if self._scouts is not None and not self._has_warned:
             self._has_warned = True
-            _log.warning(
-                "mimose: training_step called no module that holds layers, so this "
-                "training has no plans. Call the model, or self(batch), in "
-                "training_step, or name the module with MimoseCallback(module=...)"
-            )
+            _log.warning(_EVALUATES if self._is_evaluating else _CALLS_NOTHING)
         self._count_batch()
         is_last = trainer.is_last_batch or 0 < trainer.max_steps <= trainer.global_step
         is_whole = (batch_idx + 1) % trainer.accumulate_grad_batches == 0

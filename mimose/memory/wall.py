@@ -44,8 +44,8 @@ import logging
 import math
 import os
 import weakref
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, TypeAlias
 
 import torch
 from torch import nn
@@ -68,6 +68,10 @@ from mimose.torch_private import NO_GRAPH_TASK, allocator_settings, current_grap
 # ------------------------------------------------------------ optimizer
 
 
+OptimizerKind: TypeAlias = Literal["own", "copy", "other"]
+"""Whose parameters it holds: the model's, others of the same shapes, or others."""
+
+
 class OptimizerWatch:
     """Finds the optimizers of the model's parameters, when they step.
 
@@ -75,7 +79,8 @@ class OptimizerWatch:
         model: The model.
         memory_limit: Its wall is dropped before each optimizer step outside a backward.
         on_step: Called before such a step.
-        on_stepped: Called after each step of an optimizer of the model.
+        on_stepped: Called after each optimizer's step, with whose parameters it holds:
+            the model's, others of the same shapes, as of a copy, or quite others.
 
     Attributes:
         has_just_stepped: Whether an optimizer has stepped since this was set to False.
@@ -86,29 +91,29 @@ class OptimizerWatch:
         model: nn.Module,
         memory_limit: MemoryLimit,
         on_step: Callable[[], None],
-        on_stepped: Callable[[], None],
+        on_stepped: Callable[[OptimizerKind], None],
     ) -> None:
         self._memory_limit = memory_limit
         self._on_step, self._on_stepped = on_step, on_stepped
         self._model = weakref.ref(model)  # hooks of all optimizers refer to this
         self._device = only_device(model)
         self.has_just_stepped = False
-        self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, bool]
+        self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerKind]
         self._known = weakref.WeakKeyDictionary()
-        """The optimizers that have stepped, and whether they hold model parameters."""
+        """The optimizers that have stepped, and whose parameters they hold."""
         self._handles: list[RemovableHandle] = []
 
     @property
     def state_bytes(self) -> int:
         """Bytes that the state of these optimizers holds on the model's device."""
-        own = [optimizer for optimizer, is_own in self._known.items() if is_own]
+        own = [optimizer for optimizer, kind in self._known.items() if kind == "own"]
         storages = storages_in([optimizer.state for optimizer in own]).values()
         return sum(s.nbytes() for s in storages if s.device == self._device)
 
     @property
     def have_stepped(self) -> bool:
         """Whether an optimizer of the model has stepped, so that its state exists."""
-        return any(self._known.values())
+        return "own" in self._known.values()
 
     @property
     def are_due(self) -> bool:
@@ -141,14 +146,20 @@ class OptimizerWatch:
         if model is None:
             return
         if optimizer not in self._known:
-            own = set(map(id, own_parameters(model)))
-            self._known[optimizer] = any(
-                id(parameter) in own
-                for group in optimizer.param_groups
-                for parameter in group["params"]
-            )
-        if self._known[optimizer]:
-            self._on_stepped()
+            self._known[optimizer] = _kind_of(optimizer, own_parameters(model))
+        self._on_stepped(self._known[optimizer])
+
+
+def _kind_of(
+    optimizer: torch.optim.Optimizer, own: Sequence[nn.Parameter]
+) -> OptimizerKind:
+    """Return whose parameters an optimizer holds."""
+    held = [p for group in optimizer.param_groups for p in group["params"]]
+    ids = set(map(id, own))
+    if any(id(parameter) in ids for parameter in held):
+        return "own"
+    trained = [parameter.shape for parameter in own if parameter.requires_grad]
+    return "copy" if sorted(trained) == sorted(p.shape for p in held) else "other"
 
 
 # ------------------------------------------------------------ wall

@@ -23,6 +23,7 @@ from mimose.policy import SEVERAL_BACKWARDS, Decision
 from mimose.runtime.loss_choice import large_logits, n_labels_of
 from mimose.runtime.retry import NoRoomError, may_run_again, release_memory
 from mimose.runtime.step import Step, Window, is_in_backward
+from mimose.runtime.unplanned import EVALUATION, NO_GRAD
 from mimose.tensors import is_graph_held, tensors_in
 from mimose.torch_private import (
     drop_saved_hooks,
@@ -112,9 +113,12 @@ class Driver:
             args: Its arguments.
             kwargs: Its keyword arguments.
         """
-        if self.is_running or not (self.model.training and torch.is_grad_enabled()):
+        has_grad = torch.is_grad_enabled()
+        if self.is_running or not (self.model.training and has_grad):
             if not self.is_running and not is_in_backward():
                 self._memory_limit.drop_wall()  # it is no step
+                if self.model.training or has_grad:
+                    self._engine.unplanned.note(EVALUATION if has_grad else NO_GRAD)
             return original(*args, **kwargs)
         if top_transform() is not None:
             if self.plans:
@@ -269,6 +273,7 @@ class Driver:
             self._calls.renew()
             engine.describer.renew()
             engine.rollback.renew()
+            engine.unplanned.check(engine.layers)
         step_input, table = engine.describer.arrive(args, kwargs)
         if engine.describer.mode is not self._calls.mode:
             self._calls.set_mode(engine.describer.mode)

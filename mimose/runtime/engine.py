@@ -42,7 +42,7 @@ from mimose.inputs.layers import LayersSpec, find_layers, raise_if_checkpointed
 from mimose.inputs.patch import Patch
 from mimose.inputs.placement import only_device
 from mimose.memory.meters import Meter, make_meter
-from mimose.memory.wall import OptimizerWatch, make_memory_limit
+from mimose.memory.wall import OptimizerKind, OptimizerWatch, make_memory_limit
 from mimose.planners import Planner, refiner_of
 from mimose.policy import Policy
 from mimose.predictors import Estimator
@@ -53,6 +53,7 @@ from mimose.runtime.layer_calls import LayerCalls, LayerPatch
 from mimose.runtime.loss_choice import LossByRows, losses_of
 from mimose.runtime.seconds import StepSeconds
 from mimose.runtime.step import Steps
+from mimose.runtime.unplanned import Unplanned
 from mimose.runtime.watched import Ahead, ShapesToCome
 from mimose.torch_private import COMPILED_CALL, set_graphs_by_use
 from mimose.types import StepInput
@@ -212,9 +213,16 @@ class Engine:
             meter, budget_bytes, has_wall=options.wall and self.plans
         )
         self.seconds = seconds = StepSeconds(self.device, self.learner)
+        self.unplanned = unplanned = Unplanned(model)
+
+        def stepped(kind: OptimizerKind) -> None:
+            if kind == "own":
+                seconds.optimizer_ended()
+            unplanned.stepped(kind)
+
         # All optimizers' hooks refer to these, so none of them holds the model.
         self.optimizers = OptimizerWatch(
-            model, self.memory_limit, seconds.optimizer_begins, seconds.optimizer_ended
+            model, self.memory_limit, seconds.optimizer_begins, stepped
         )
         self.checks = BudgetChecks(model, self)
         self.calls = LayerCalls(model, self)
@@ -276,10 +284,14 @@ class Engine:
 
     # ------------------------------------------------------------------ the model
 
-    def attach(self, model: nn.Module) -> None:
+    def attach(self, model: nn.Module, owner: object) -> None:
         """Replace the forwards of the model and its layers.
 
         Ranks that agree first check that their layers, actions and planners are equal.
+
+        Args:
+            model: The model.
+            owner: The session; `owner_of` finds it.
 
         Raises:
             InfeasibleBudgetError: More than the budget is held already.
@@ -306,6 +318,8 @@ class Engine:
         for layer in self.layers:
             self._patches.append(LayerPatch(layer, self.calls))
         self._patches.append(Patch(model, self.driver.enter))
+        for patch in self._patches:
+            patch.owner = owner
         self._patches.extend(without_caches(model))
         if self.plans:
             self.losses = tuple(losses_of(model))
@@ -334,6 +348,7 @@ class Engine:
         try:
             if "driver" in vars(self):
                 self.steps.finish()
+                self.unplanned.finish()
                 self.memory_limit.close()
                 self.meter.release()
                 self.worker.catch_up()
@@ -410,17 +425,34 @@ def _name_of(planner: Planner) -> str:
     return name if isinstance(name, str) else type(planner).__qualname__
 
 
+def _find_attached(model: nn.Module) -> tuple[str, nn.Module, Patch] | None:
+    """Return the first module that a session plans, with its name and its patch."""
+    for name, module in model.named_modules():
+        for place in ("forward", COMPILED_CALL):
+            patch = module.__dict__.get(place)
+            if isinstance(patch, Patch) and not patch.is_removed:
+                return name, module, patch
+    return None
+
+
+def owner_of(model: nn.Module) -> Any:
+    """Return the session that plans the model, or a part of it; None if none does."""
+    found = _find_attached(model)
+    return None if found is None else found[2].owner
+
+
 def raise_if_attached(model: nn.Module) -> None:
     """Check that no session plans the model, or a part of it, already.
 
     Raises:
         AlreadyAttachedError: One does.
     """
-    for name, module in model.named_modules():
-        places = [module.__dict__.get(name) for name in ("forward", COMPILED_CALL)]
-        if any(isinstance(p, Patch) and not p.is_removed for p in places):
-            msg = (
-                f"{name or 'the model'} ({type(module).__name__}) is already planned "
-                f"by a session: call session.detach() before you attach again"
-            )
-            raise AlreadyAttachedError(msg)
+    found = _find_attached(model)
+    if found is not None:
+        name, module, _ = found
+        msg = (
+            f"{name or 'the model'} ({type(module).__name__}) is already planned by a "
+            f"session: call mimose.detach(model) before you attach again, or go on "
+            f"with that session, mimose.session_of(model)"
+        )
+        raise AlreadyAttachedError(msg)

@@ -30,7 +30,8 @@ from mimose.memory.marks import (
 )
 from mimose.predictors import LeastSquares
 from mimose.runtime.gauges import Gauges
-from mimose.runtime.step import Step
+from mimose.runtime.step import Step, is_in_backward
+from mimose.runtime.unplanned import OUTSIDE
 from mimose.torch_private import (
     are_parametrizations_cached,
     is_dual_level_open,
@@ -67,7 +68,7 @@ class LayerCalls:
         self.step: Step | None = None
         self.lacks_gradients = False
         self.untraced = hidden(LayerPatch.__call__)
-        self._findings = engine.findings
+        self._findings, self._unplanned = engine.findings, engine.unplanned
         self._device = engine.device
         self.gauges = Gauges(root)
         self._actions = {action.spec.name: action for action in actions}
@@ -127,6 +128,11 @@ class LayerCalls:
             self._plan = (None, -1) if is_measured else (plan, version)
         for layer, n_calls in zip(self.layers, step.counts_before, strict=False):
             layer.n_calls = n_calls
+
+    def note_outside(self) -> None:
+        """Count a call of a layer in training mode without a running step."""
+        if torch.is_grad_enabled() and not is_in_backward():
+            self._unplanned.note(OUTSIDE)
 
     def end(self) -> None:
         """End the running step's forward."""
@@ -324,6 +330,8 @@ class LayerPatch(Patch):
         if is_traced():  # by code that compiles it after attach
             return calls.untraced(self, *args, **kwargs)
         if calls.step is None or self.is_removed:
+            if layer.module.training and not self.is_removed:
+                calls.note_outside()
             return self.original(*args, **kwargs)
         layer.n_calls += 1
         if layer.n_calls <= layer.n_straight and torch.is_grad_enabled():

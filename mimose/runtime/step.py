@@ -42,6 +42,7 @@ from mimose.policy import LATELY, OTHER_SIZES, OTHERS, Decision, joined
 from mimose.predictors import SafetyMargin
 from mimose.records import Peaks, StepRecord
 from mimose.runtime.seconds import Mark
+from mimose.runtime.unplanned import NO_GRADIENT
 from mimose.tensors import tensors_in
 from mimose.torch_private import (
     NO_GRAPH_TASK,
@@ -612,6 +613,10 @@ class Steps:
         if not is_waiting:
             kind = type(output).__name__
             step.unseen = _NO_GRADIENT if tensors else _NO_TENSOR.format(kind)
+        if tensors and not is_waiting:
+            self._engine.unplanned.note(NO_GRADIENT)
+        else:
+            self._engine.unplanned.planned()
         limit = self._memory_limit
         self._wall_of = weakref.ref(graph, lambda _: limit.drop_wall())
         window.add(step, counts)

@@ -396,6 +396,16 @@ def _loops(lit, batch, index):
     return batch.square().mean()
 
 
+@pytest.mark.filterwarnings("ignore:Found .* in eval mode")
+def test_a_model_in_evaluation_mode_is_said(toys, meter, caplog):
+    """Lightning keeps the mode of from_pretrained: the message says what to call."""
+    lit = _lit(toys, model=toys.chain(3, WIDTH).eval())
+    callback = MimoseCallback("1TiB", meter=meter)
+    _fit(lit, [callback])
+    assert callback.session is None
+    assert "model.train()" in caplog.text
+
+
 def test_a_loop_over_the_layers_has_no_root(toys, meter, caplog):
     """Nothing is planned, and a warning says what to call."""
     lit, callback = _lit(toys, _loops), MimoseCallback("1TiB", meter=meter)

@@ -18,7 +18,7 @@ def test_metrics_of_the_steps_since_the_last_reading(toys, meter):
     peak = max(record.observed_peak_bytes for record in records)
     assert read == {
         "mimose/peak_bytes": peak,
-        "mimose/budget_use": pytest.approx(peak / session.budget_bytes),
+        "mimose/budget_use": pytest.approx(peak / session.budget),
         "mimose/recompute_share": actions.count("recompute") / len(actions),
         "mimose/cache_hit_rate": 0.0,
         "mimose/phase": 2.0,

@@ -43,6 +43,7 @@ def _report(records, width):
         "inexact_layers": {"bert.encoder.layer.4": "its kernels are not deterministic"},
         "largest_to_come": {"labels.1": 900},
         "budget_range": (1, 1),
+        "unplanned": ("8 forwards in evaluation mode: call model.train()",),
         "host": None,
         "agreement": None,
     }

@@ -62,7 +62,7 @@ def test_shapes_that_fit_are_told_and_no_error(toys):
         _run(toys, session, model)
         least = session.summary().least_peak_to_come
         assert least is not None
-        assert least <= session.budget_bytes
+        assert least <= session.budget
         assert "x.0=210 is the largest" in session.report(width=200)
         session.detach()
 

@@ -33,7 +33,7 @@ SETTINGS = GridSettings(
     strategies=("none", "full", "static", "mimose"),
     budgets=(0.3,),
     limited=("none", "mimose"),
-    steps=100,
+    steps=60,
     warm_up=0,
 )
 """The four ways: keep everything; recompute everything; one plan, for the longest

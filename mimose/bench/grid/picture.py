@@ -28,6 +28,7 @@ _COLOURS = {
     "mimose-paper": "#D55E00",
     "mimose-menu": "#6B6ECF",
     "mimose": "#0072B2",
+    "mimose-sklearn": "#17BECF",
     "hf-full": "#8C564B",
     "hf-every-2": "#C49C94",
 }

@@ -17,12 +17,19 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from rich.console import Console
-from rich.progress import Progress
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from mimose.bench.child import Child, RunFailedError
 from mimose.bench.device import kind_of
@@ -36,6 +43,8 @@ from mimose.exceptions import first_line
 
 INTERRUPTED = "interrupted"
 """The `problem` of a strategy that was stopped from outside."""
+_LINES = 10
+"""The number of lines in a log about the progress."""
 TURN = 4
 """The number of steps in a turn of a strategy."""
 _MODULE = "mimose.bench.grid.worker"
@@ -225,20 +234,28 @@ def raise_if_impossible(settings: GridSettings, workload: str) -> None:
 
 
 class WorkloadRun:
-    """Runs all strategies on one workload; calls `on_step` before each step."""
+    """Runs all strategies on one workload.
+
+    Args:
+        settings: What to compare.
+        workload: Its name.
+        on_step: Called before each step.
+        on_skip: Called with the number of steps that a failed strategy will not run.
+    """
 
     def __init__(
         self,
         settings: GridSettings,
         workload: str,
         on_step: Callable[[Cell], None] = lambda _: None,
+        on_skip: Callable[[int], None] = lambda _: None,
     ) -> None:
         self._settings = settings
         self._workload = workload_named(workload)
         self._sizes = sizes_of(settings, workload)
         self._longest: Sizes | None = None
         self._is_on_cpu = kind_of(settings.device) == "cpu"
-        self._on_step = on_step
+        self._on_step, self._on_skip = on_step, on_skip
         self._stack = contextlib.ExitStack()
         self._shared = ""
         self._children: dict[Cell, Child] = {}
@@ -430,6 +447,7 @@ class WorkloadRun:
                 child.close()
             row = self._failure(cell, step, first_line(error))
             self._rows.setdefault(cell, []).append(row)
+            self._on_skip(self._settings.n_batches - 1 - step)
 
     def _row(self, cell: Cell, step: int, **said: Any) -> GridRow:
         settings = self._settings
@@ -458,7 +476,7 @@ def measure(
     keep: Callable[[list[GridRow]], None],
     command: str,
 ) -> int:
-    """Run workloads one after the other, with a progress bar.
+    """Run workloads one after the other, with a progress bar, or a few lines in a log.
 
     Args:
         settings: What to compare.
@@ -469,22 +487,44 @@ def measure(
         The exit status: 0; 1 if a workload could not run; 130, as a shell expects,
         after Ctrl-C.
     """
-    bar = Progress(console=Console(stderr=True))
-    line = bar.add_task("starting", total=len(settings.workloads) * settings.n_steps)
+    console = Console(stderr=True, soft_wrap=True)
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("steps, about"),
+        TimeRemainingColumn(),
+        TextColumn("left"),
+        console=console,
+        disable=not console.is_terminal,
+        speed_estimate_period=3600.0,  # strategies take turns at different speeds
+    )
+    n_steps = len(settings.workloads) * settings.n_steps
+    line = bar.add_task("starting", total=n_steps)
+
+    def skip(n: int) -> None:
+        nonlocal n_steps
+        n_steps -= n
+        bar.update(line, total=n_steps)
 
     def tell(cell: Cell) -> None:
         share = "" if cell.share is None else f" at {cell.share:g}"
         limit = ", a hard limit" if cell.is_limited else ""
         text = f"{workload}: {cell.strategy}{share}{limit}"
-        if not bar.console.is_terminal and text != bar.tasks[0].description:
-            bar.console.print(text)  # in a log there is no bar
         bar.update(line, advance=1, description=text)
+        done = int(bar.tasks[0].completed)
+        is_due = done * _LINES // n_steps > (done - 1) * _LINES // n_steps
+        if is_due and bar.disable:  # a log shows no bar
+            left = timedelta(seconds=bar.tasks[0].time_remaining or 0)
+            console.print(f"{done} of {n_steps} steps, about {left} left ({text})")
 
     status = 0
     try:
         with bar:
+            if bar.disable:
+                console.print(f"{n_steps} steps in all; loading and probing first")
             for workload in settings.workloads:
-                run = WorkloadRun(settings, workload, tell)
+                run = WorkloadRun(settings, workload, tell, skip)
                 try:
                     run.run()
                 except RunFailedError as error:

@@ -30,6 +30,7 @@ from mimose.inputs.patch import Patch
 from mimose.memory.meters import Meter
 from mimose.planners import Greedy, Optimal, Pattern, Plan, Planner, PlanningProblem
 from mimose.planners.actions import EXACT_MENU, FINE_MENU
+from mimose.predictors import Estimator
 from mimose.session import Session, attach
 from mimose.tensors import storages_in
 
@@ -120,7 +121,7 @@ class _Planned(Applied):
     def __init__(self, session: Session, actions: _Actions) -> None:
         self._session = session
         self._menu = menu_of(choose(actions))
-        self.budget_bytes = session.budget_bytes
+        self.budget_bytes = session.budget
 
     def facts(self) -> Facts:
         """Return what the session has recorded."""
@@ -141,13 +142,18 @@ class _Planned(Applied):
 
 
 def _attach(
-    setup: Setup, budget_bytes: int, planner: str | Planner, actions: _Actions
+    setup: Setup,
+    budget_bytes: int,
+    planner: str | Planner,
+    actions: _Actions,
+    predictor: Estimator | None = None,
 ) -> Session:
     return attach(
         setup.model,
         budget_bytes,
         actions=actions,
         planner=planner,
+        predictor=predictor,
         meter=setup.meter,
         on_infeasible="warn",
     )
@@ -164,6 +170,18 @@ def _session(
         return _Planned(session, actions)
 
     return apply
+
+
+def _sklearn(setup: Setup) -> Applied:
+    """Attach with the regressor of the Mimose paper, by scikit-learn: a quadratic."""
+    from sklearn.linear_model import LinearRegression
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import PolynomialFeatures
+
+    predictor = make_pipeline(PolynomialFeatures(2), LinearRegression())
+    budget_bytes = setup.budget_bytes()  # with what the import has left held
+    session = _attach(setup, budget_bytes, "auto", WHOLE_LAYERS, predictor)
+    return _Planned(session, WHOLE_LAYERS)
 
 
 _MOST_PASSES = 16
@@ -448,6 +466,7 @@ STRATEGIES: Mapping[str, Strategy] = {
         Strategy("every-2", "recompute every second layer", _session("every-2")),
         Strategy("static", "one plan, for the longest batch", _session(_static), True),
         Strategy("mimose", "this library, a plan for each shape", _exact, True),
+        Strategy("mimose-sklearn", "mimose, with a quadratic", _sklearn, True),
         Strategy("oracle", "the optimum, with every batch known", _oracle, True),
         Strategy("static-menu", "static, finer actions", _static_menu, True),
         Strategy("mimose-menu", "mimose, with all exact actions", _fine, True),

@@ -59,6 +59,18 @@ def test_recomputing_is_exact_and_the_model_is_given_back(toys):
     assert redone["every-2"] == redone["hf-every-2"] == redone["full"] // 2
 
 
+def test_an_estimator_of_scikit_learn_makes_plans(toys, meter):
+    """It fits each quantity, plans within the budget, and gradients stay exact."""
+    lengths = 2 * LENGTHS
+    plain, _ = _train(toys, toys.zoo_model("bert"), lengths=lengths)
+    model = toys.zoo_model("bert")
+    applied = STRATEGIES["mimose-sklearn"].apply(_setup(model, meter, 2**22))
+    losses, facts = _train(toys, model, applied, lengths)
+    applied.close()
+    assert losses == plain
+    assert "plan" in {fact.phase for fact in facts}
+
+
 @pytest.mark.sim
 def test_a_process_trains_on_the_simulated_accelerator(sim, tmp_path):
     """Reserved bytes are read, and stay within the headroom that it was given."""
@@ -80,11 +92,11 @@ def test_a_process_trains_on_the_simulated_accelerator(sim, tmp_path):
 # ------------------------------------------------------------- the published system
 
 
-def _train(toys, model, applied=None):
+def _train(toys, model, applied=None, lengths=LENGTHS):
     """Train on each length; return the losses, and each step's phase and plan."""
     torch.manual_seed(0)
     losses, facts = [], []
-    for length, batch in zip(LENGTHS, toys.text_batches(LENGTHS), strict=True):
+    for length, batch in zip(lengths, toys.text_batches(lengths), strict=True):
         if applied is not None:
             applied.before_step({"length": length})
         loss = model(**batch).loss
