@@ -19,6 +19,7 @@ from mimose.arguments import (
     check_agree,
     check_choices,
     check_integer,
+    check_number,
     check_shapes,
     check_switches,
     layers_of,
@@ -84,6 +85,7 @@ def attach(
     wall: bool = True,
     grace: float | str | None = None,
     agree: str | ProcessGroup | None = "auto",
+    byte_flops: float | None = None,
     **others: Any,
 ) -> Session:
     """Keep every training step of a model within a memory budget.
@@ -155,6 +157,9 @@ def attach(
             inside the layer). None: never. A gloo process group: its ranks agree. Give
             one if layers communicate by their own calls (experts on other ranks, ring
             attention), which mimose cannot see.
+        byte_flops: The FLOPs that take as long as moving a byte from or to memory, by
+            which plans weigh what runs again. None to take it from a list of devices,
+            by the device's name and by the precision of the model's products.
         others: Only ``units``, the alias of `layers`.
 
     Returns:
@@ -196,6 +201,7 @@ def attach(
         grace=grace,
         refine=refine,
         agree=agree,
+        byte_flops=None if byte_flops is None else check_number(byte_flops),
     )
     return Session(model, options)
 
@@ -606,6 +612,7 @@ class Session:
             kept_units=dict(self._engine.findings.kept),
             **self._engine.memory_limit.summary(),
             **self._pace(),
+            byte_price=self._engine.learner.model.byte_price(),
             rank_waits=self.collation.waits,
             inexact_layers=dict(self._engine.findings.inexact),
             largest_to_come=self._engine.to_come.largest,

@@ -67,6 +67,8 @@ class Measured:
     """The bytes of those that it dropped under its action."""
     moved_bytes: float = 0.0
     """Bytes that operators read and wrote to rebuild what it dropped."""
+    precision: str = ""
+    """Of most FLOPs of its products: see `mimose.cost.prices`; "" if not counted."""
     part: int = 0
     """The forward of its window in which it ran."""
     host_bytes: dict[str, float] = field(default_factory=dict)

@@ -90,8 +90,10 @@ def with_step(model: CostModel, step: MeasuredStep) -> CostModel:
         counted=tuple(sorted(counted.union(pattern.counted))),
     )
     copied = {**model.copied, **_copied(model, step.calls)}
+    seen = {call.family: call.precision for call in step.calls if call.precision}
     scale = max(model.scale, step.growth_bytes)
-    model = replace(model, copied=copied, scale=scale)
+    precisions = {**model.precisions, **seen}
+    model = replace(model, copied=copied, scale=scale, precisions=precisions)
     others = {c: p for c, p in model.patterns.items() if c != step_input.context}
     learned = model.with_readings(
         _Readings(model, step, ran).by_key,

@@ -32,6 +32,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
+from mimose.cost.prices import HALF, SINGLE, TF32
 from mimose.exactness.side_effects import tensor_slots
 from mimose.inputs.describe import autocast_keeps_copies
 from mimose.inputs.patch import hidden
@@ -65,6 +66,7 @@ _ATTENTION = {
         "_scaled_dot_product_cudnn_attention",
     )
 }
+_CONVOLUTIONS = {torch.ops.aten.convolution, torch.ops.aten._convolution}
 
 
 # ------------------------------------------------------------------ one call, counted
@@ -102,6 +104,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live_bytes = 0
         self.peak_bytes = 0
         self.flops = 0
+        self._by_precision: Counter[str] = Counter()
         # storage identity -> (weak reference, bytes)
         self._made: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._copies: set[int] = set()
@@ -123,12 +126,20 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count(args, kwargs, result)
             if func is to_copy and _is_weight(args[0]):
                 self._copies.update(storages_in(result))
-        packet = overload_packet(func)
+        packet, flops = overload_packet(func), 0
         if packet in _ATTENTION:
-            self.flops += attention_flops(*args[:3])
+            flops = attention_flops(*args[:3])
         elif packet in flop_registry:
-            self.flops += flop_registry[packet](*args, **kwargs, out_val=result)
+            flops = flop_registry[packet](*args, **kwargs, out_val=result)
+        if flops:
+            self.flops += flops
+            self._by_precision[_precision(args[0], packet)] += flops
         return result
+
+    def precision(self) -> str:
+        """Return the precision of most FLOPs; "" without any."""
+        most = self._by_precision.most_common(1)
+        return most[0][0] if most else ""
 
     def copied_bytes(self) -> int:
         """Sum the live bytes of copies of weights in another precision."""
@@ -160,6 +171,16 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live_bytes -= n_bytes
 
 
+def _precision(operand: torch.Tensor, packet: object) -> str:
+    """Return the precision of a product, by its operand and torch's present flags."""
+    if operand.dtype.itemsize <= 2:
+        return HALF
+    backends: Any = torch.backends
+    rules = backends.cudnn.conv if packet in _CONVOLUTIONS else backends.cuda.matmul
+    is_short = operand.dtype == torch.float32 and rules.fp32_precision == "tf32"
+    return TF32 if is_short else SINGLE
+
+
 def _is_weight(tensor: torch.Tensor) -> bool:
     """Whether autocast would keep a copy of it; inputs may be leaves, too."""
     is_single = tensor.dtype == torch.float32
@@ -183,6 +204,8 @@ class Reading(NamedTuple):
     """Bytes of copies of weights that autocast keeps."""
     saved_output_bytes: float | None = None
     """Bytes of its outputs that its own operators have saved; None if not known."""
+    precision: str = ""
+    """Of most FLOPs: see `mimose.cost.prices`; "" if not counted."""
 
 
 Gauge: TypeAlias = Callable[
@@ -208,8 +231,9 @@ def by_operators(
         copied = float(tracker.copied_bytes()) if autocast_keeps_copies() else 0.0
     held = {KEEP.name: live, RECOMPUTE.name: float(tracker.bytes_made(output))}
     flops, peak = tracker.flops, tracker.peak_bytes
+    n_bytes, precision = saves.total_bytes(), tracker.precision()
     return output, Reading(
-        held, flops, early_flops, peak, saves.total_bytes(), copied, own
+        held, flops, early_flops, peak, n_bytes, copied, own, precision
     )
 
 
@@ -450,6 +474,7 @@ class Trace:
         """Run a call that is kept, and count what it holds."""
         output, reading = gauge(forward, inputs)
         call = self.calls[index]
+        call.precision = reading.precision
         call.count(reading.held_bytes, flops=0)
         call.copied_bytes = reading.copied_bytes
         return output
@@ -473,6 +498,7 @@ class Trace:
             call = self.calls[index]
             call.count(reading.held_bytes, reading.flops, reading.early_flops)
             call.copied_bytes = reading.copied_bytes
+            call.precision = reading.precision
             call.kept_output_bytes = reading.saved_output_bytes
             if not self._meter.reads_peak:
                 self._least_peak_bytes = self.marks[-1].live_bytes + reading.peak_bytes

@@ -26,7 +26,8 @@ from mimose.budget import (
     rank_share,
 )
 from mimose.cost.learner import Learner
-from mimose.cost.model import CostModel, flops_of_a_byte
+from mimose.cost.model import CostModel
+from mimose.cost.prices import prices_of
 from mimose.cost.problem import Memory
 from mimose.cost.series import kinds_of
 from mimose.distributed import Ranks, find_ranks, later_waits
@@ -54,6 +55,7 @@ from mimose.runtime.loss_choice import LossByRows, losses_of
 from mimose.runtime.seconds import StepSeconds
 from mimose.runtime.step import Steps
 from mimose.runtime.watched import Ahead, ShapesToCome
+from mimose.state import card_name
 from mimose.torch_private import COMPILED_CALL, set_graphs_by_use
 from mimose.types import StepInput
 from mimose.worker import Worker
@@ -93,6 +95,8 @@ class Options:
     """Whether there is a worker thread, which also improves plans."""
     host: Host | None = None
     """Holds tensors in the host's memory, within its budget."""
+    byte_flops: float | None = None
+    """What moving a byte costs; see `mimose.attach`."""
     agree: Any = "auto"
     """Which ranks agree on plans: see `mimose.distributed.find_ranks`."""
 
@@ -175,7 +179,9 @@ class Engine:
             CostModel(
                 kinds_of(options.predictor, meter.noise_bytes),
                 menu_of(options.actions),
-                byte_flops=flops_of_a_byte(self.device.type),
+                prices=prices_of(
+                    self.device.type, card_name(self.device), options.byte_flops
+                ),
             ),
             self.worker,
         )
