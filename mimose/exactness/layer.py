@@ -245,6 +245,11 @@ class Layer:
             self._last = None if is_passing else state
         return self.left(state)
 
+    def state_now(self) -> State | None:
+        """Return the state that a call found last, if the layer is still in it."""
+        state = self._last
+        return state if state is not None and state.is_now() else None
+
     def left(self, state: State) -> Found:
         """Return a state with the tensors that nothing may edit, and their versions."""
         tensors = [t for key, t in state.tensors.items() if key not in self.changing]

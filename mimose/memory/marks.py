@@ -620,10 +620,12 @@ def _loss(turn: Mark | None, mark: Mark, level: float) -> SegmentSample:
 def _cost(call: Measured, menu: Menu) -> dict[str, float]:
     """Return the counted FLOPs, by the action that runs them again."""
     is_kept = call.action == menu.first  # its forward was not counted
-    if not call.flops and (is_kept or not call.held_bytes):
-        return {}
+    if menu.spec(call.action).rebuilds or (
+        not call.flops and (is_kept or not call.held_bytes)
+    ):
+        return call.costs
     rerun = menu.least if call.action == menu.first else call.action
-    return {rerun: float(call.early_flops or call.flops)}
+    return {**call.costs, rerun: float(call.early_flops or call.flops)}
 
 
 def _copies_end(marks: Sequence[Mark]) -> str:
@@ -648,6 +650,8 @@ def _backward_segment(
         return {}, {}
     added = transient = 0.0
     for mark in marks[1:]:
+        if mark.kind == "described":
+            continue  # the peak of a comparison
         if mark.kind == "recomputed":
             added = held[first] - held[call.action]
         else:

@@ -16,7 +16,7 @@ from torch import distributed, nn
 
 from mimose.actions.base import Action
 from mimose.actions.host import Host
-from mimose.actions.registry import choose, menu_of
+from mimose.actions.registry import choose, menu_of, points_of
 from mimose.budget import (
     Budget,
     all_there_is,
@@ -175,13 +175,15 @@ class Engine:
         self.action_at = getattr(planner, "action_at", None)
         self.plans = self.action_at is None
         self.worker = Worker(is_inline=not options.refine)
+        prices = prices_of(self.device.type, card_name(self.device), options.byte_flops)
+        points = points_of(options.actions)
+        if points is not None:
+            points.prices = prices
         self.learner = Learner(
             CostModel(
                 kinds_of(options.predictor, meter.noise_bytes),
                 menu_of(options.actions),
-                prices=prices_of(
-                    self.device.type, card_name(self.device), options.byte_flops
-                ),
+                prices=prices,
             ),
             self.worker,
         )
