@@ -68,7 +68,7 @@ class Measured:
     costs: dict[str, float] = field(default_factory=dict)
     """FLOPs of products that run again, by action that rebuilds."""
     moved_bytes: dict[str, float] = field(default_factory=dict)
-    """Bytes that other operators read and write again, by action that rebuilds."""
+    """Bytes that other operators read and write again, by action."""
     precision: str = ""
     """Of most FLOPs of its products: see `mimose.cost.prices`; "" if not counted."""
     part: int = 0

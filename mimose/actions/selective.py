@@ -72,17 +72,18 @@ from mimose.actions.keep import KeepLess
 from mimose.actions.operators import OPERATORS, Operand
 from mimose.actions.points import corners, few
 from mimose.actions.recompute import unchanged
-from mimose.cost.prices import prices_of
+from mimose.cost.prices import Prices, prices_of
 from mimose.exactness.guard import State
 from mimose.exactness.layer import Layer
 from mimose.exceptions import RecomputationError, first_line
 from mimose.inputs.describe import argument_tensors
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners import ActionSpec
-from mimose.planners.actions import KEEP, REBUILDING
+from mimose.planners.actions import KEEP, REBUILDING, RECOMPUTE
 from mimose.tensors import (
     bits,
     different_bits,
+    precision_of,
     same_bits,
     sum_of_words,
     tensors_in,
@@ -120,6 +121,7 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 """The kind of the node at which a parameter's gradient ends."""
 _BATCH_NORM = "NativeBatchNormBackward0"
 _CAST = "ToCopyBackward0"
+_CONVOLUTION = "ConvolutionBackward0"
 
 Edge: TypeAlias = "tuple[str, int, int]"
 """The origin of an operand: ``("node", number, output)``, ``("input", number, 0)``,
@@ -151,6 +153,8 @@ class Price(NamedTuple):
     """Of a product."""
     moved_bytes: float
     """What it reads and writes, beyond what takes as long as its FLOPs."""
+    like_bytes: float = 0.0
+    """Bytes that are moved in the time of its FLOPs."""
 
 
 # ------------------------------------------------------------------ the graph
@@ -282,14 +286,14 @@ class Graph:
 
     Args:
         ran: The call.
-        byte_flops: FLOPs of its products that take as long as moving a byte.
+        prices: What moving a byte costs.
 
     Raises:
         RuntimeError: A saved tensor was edited in place.
     """
 
-    def __init__(self, ran: Ran, byte_flops: float) -> None:
-        self.ran, self.byte_flops = ran, byte_flops
+    def __init__(self, ran: Ran, prices: Prices) -> None:
+        self.ran, self._prices = ran, prices
         self.kinds = ran.kinds
         self.slots: dict[Slot, torch.Tensor] = {}
         self.storages: dict[int, Saved] = {}
@@ -406,10 +410,21 @@ class Graph:
                 for operand in operator.operands or ():
                     if operand.edge == at and (node, operand.saved) in self.slots:
                         moved += self.slots[Slot(node, operand.saved)].nbytes
-        flops = 0.0
-        if operator.flops is not None:
-            flops = float(operator.flops(self.ran.nodes[node]))
-        return Price(flops, max(0.0, moved - flops / self.byte_flops))
+        if operator.flops is None:
+            return Price(0.0, moved)
+        flops = float(operator.flops(self.ran.nodes[node]))
+        is_convolution = self.kinds[node] == _CONVOLUTION
+        dtype = output_of(self.ran.nodes[node], 0).dtype
+        like = flops / self._prices.of(precision_of(dtype, is_convolution))
+        return Price(flops, max(0.0, moved - like), like)
+
+    def moved_bytes(self) -> float:
+        """Return what all known operators read and write, beyond their FLOPs."""
+        return sum(
+            self.price(number).moved_bytes
+            for number, kind in enumerate(self.kinds)
+            if kind in OPERATORS
+        )
 
     def packing(self, slot: Slot) -> Price:
         """Return what packing and unpacking a tensor takes: three kernels each."""
@@ -866,7 +881,7 @@ def choices(graph: Graph, n: int) -> tuple[frozenset[Slot], ...]:
         price = _prices_to_drop(graph, key, storage, shown)
         if price is not None:
             for at, each in price.items():
-                costs[at] = each.flops + graph.byte_flops * each.moved_bytes
+                costs[at] = each.like_bytes + each.moved_bytes
             goods[storage.slots[0]] = float(graph.freed_bytes(key)), frozenset(price)
     found: Any = corners(goods, costs)
     return tuple([*(point.dropped for point in few(found, n)), found[-1].dropped])
@@ -1123,7 +1138,7 @@ def _is_new(recipe: Recipe, layer: Layer, sizes: object) -> bool:
     """Whether all must be checked: Note: [What is checked]."""
     state, key = layer.state_now(), (layer.index, sizes)
     seen = recipe.seen.get(key)
-    if state is None or len(recipe.seen) >= _MOST_SEEN:
+    if seen is None and len(recipe.seen) >= _MOST_SEEN:
         return True
     recipe.seen[key] = weakref.ref(state)
     return seen is None or seen() is not state
@@ -1280,7 +1295,8 @@ class Points:
         self._described: cachetools.LRUCache[object, bool]
         self._described = cachetools.LRUCache(_MOST_SEEN)
         self._n_made: MutableMapping[nn.Module, int] = weakref.WeakKeyDictionary()
-        self._precisions: dict[int, str] = {}
+        self._weights: MutableMapping[nn.Module, int] = weakref.WeakKeyDictionary()
+        """By layer, a hash of the shapes of its weights."""
 
     def around(
         self, on_recompute: OnRecompute, call: Invocation, probe: Probe
@@ -1312,8 +1328,10 @@ class Points:
                 try:
                     with torch.no_grad(), without_autocast():
                         ran = _ran(layer, pairs, versions, output, began)
+                        moved = Graph(ran, self.prices).moved_bytes()
+                        measured.moved_bytes[RECOMPUTE.name] = moved
                         for name in names:
-                            self._describe(name, ran, layer, measured, trace.room_bytes)
+                            self._describe(name, ran, measured, trace.room_bytes)
                     self._described[key] = True
                 except _REFUSALS as error:
                     _exclude(layer, names, error)
@@ -1323,10 +1341,9 @@ class Points:
         return run
 
     def _describe(
-        self, name: str, ran: Ran, layer: Layer, measured: Measured, room_bytes: float
+        self, name: str, ran: Ran, measured: Measured, room_bytes: float
     ) -> None:
-        self._precisions[layer.index] = measured.precision
-        graph, found = self.graph(ran, layer), self.known(name, ran)
+        graph, found = Graph(ran, self.prices), self.known(name, ran)
         if found is None:
             made = draft(graph, self._chosen(name, graph))
             if made is not None and made.work.room_bytes <= room_bytes:
@@ -1334,11 +1351,6 @@ class Points:
         else:
             made = found[0]
         tell(graph.work(made), name, measured)
-
-    def graph(self, ran: Ran, layer: Layer) -> Graph:
-        """Return the graph of a call, with the price of its layer's products."""
-        precision = self._precisions.get(layer.index, "")
-        return Graph(ran, self.prices.of(precision))
 
     def known(self, name: str, ran: Ran) -> tuple[Recipe | None, object] | None:
         """Return the recipe that fits a call, and the call's sizes.
@@ -1350,7 +1362,7 @@ class Points:
         Returns:
             None if one must be made; None as the recipe if there can be none.
         """
-        known = self._recipes.get((name, ran.signature(), _flags()))
+        known = self._recipes.get((name, self._kind(ran)))
         for recipe in known or ():
             found = looks(recipe.slots, recipe.own, ran)
             if found is not None and found[0] == recipe.looks:
@@ -1376,16 +1388,24 @@ class Points:
         """
         ran = graph.ran
         self._n_made[ran.module] = self._n_made.get(ran.module, 0) + 1
-        key = name, ran.signature(), _flags()
+        key = name, self._kind(ran)
         made = make_recipe(graph, self._chosen(name, graph))
         self._recipes[key] = known = self._recipes.get(key) or []
         if made is not None:
             known.append(made)
         return made
 
+    def _kind(self, ran: Ran) -> tuple[object, ...]:
+        """Return what calls have in common that drop the same."""
+        module = ran.module
+        if module not in self._weights:
+            shapes = tuple(weight.shape for weight in module.parameters())
+            self._weights[module] = hash(shapes)
+        return ran.signature(), self._weights[module], _flags()
+
     def _chosen(self, name: str, graph: Graph) -> frozenset[Slot]:
         """Return what an action drops in calls with such graphs."""
-        key = graph.ran.signature(), _flags()
+        key = self._kind(graph.ran)
         if key not in self._choices:
             self._choices[key] = choices(graph, len(REBUILDING) - 1)
         at = [each.name for each in REBUILDING].index(name)
@@ -1482,7 +1502,7 @@ class Selective(KeepLess):
         measured = None if probe is None else probe.trace.calls[probe.index]
         found = points.known(name, ran)
         if found is None:
-            graph = points.graph(ran, layer)
+            graph = Graph(ran, points.prices)
             if (
                 probe is not None
                 and measured is not None
@@ -1495,7 +1515,7 @@ class Selective(KeepLess):
             found = (None, None) if made is None else points.known(name, ran)
         recipe, sizes = found or (None, None)
         if measured is not None:
-            work = points.graph(ran, layer).work(recipe)
+            work = Graph(ran, points.prices).work(recipe)
             tell(work, name, measured)
             measured.flops = round(work.flops)
         if recipe is not None:

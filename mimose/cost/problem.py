@@ -260,8 +260,7 @@ class _Layer:
         They are FLOPs of the fastest products of the model.
 
         Pointwise operators are bound by the memory. Those of a recomputation move about
-        the bytes that it brings back: 0.9 times as many in BERT-large under autocast on
-        the hollow card.
+        the bytes that it brings back, if they were not counted.
         """
         if spec.name == self.model.menu.first:
             return 0.0

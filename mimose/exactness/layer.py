@@ -84,6 +84,7 @@ class Layer:
         """Whether its forward waits for other ranks, so that ranks agree on actions."""
         self._layout: object = None
         self._last: State | None = None
+        self._seen: State | None = None
         """The state that the last call found, if the next one may find it too."""
         self._hooks: list[weakref.ref[Any]] = []
         """Hooks on modules inside, in the last call."""
@@ -245,10 +246,11 @@ class Layer:
             self._last = None if is_passing else state
         return self.left(state)
 
-    def state_now(self) -> State | None:
-        """Return the state that a call found last, if the layer is still in it."""
-        state = self._last
-        return state if state is not None and state.is_now() else None
+    def state_now(self) -> State:
+        """Return what the layer contains now: another object if anything changed."""
+        if self._seen is None or not self._seen.is_now():
+            self._seen = state_of_layer(tuple(self.module.modules()))
+        return self._seen
 
     def left(self, state: State) -> Found:
         """Return a state with the tensors that nothing may edit, and their versions."""

@@ -32,7 +32,6 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
-from mimose.cost.prices import HALF, SINGLE, TF32
 from mimose.exactness.side_effects import tensor_slots
 from mimose.inputs.describe import autocast_keeps_copies
 from mimose.inputs.patch import hidden
@@ -40,7 +39,7 @@ from mimose.memory.meters import Meter
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners import Menu
 from mimose.planners.actions import KEEP, RECOMPUTE
-from mimose.tensors import storages_in, tensors_in
+from mimose.tensors import precision_of, storages_in, tensors_in
 from mimose.torch_private import (
     TorchDispatchMode,
     base_of,
@@ -133,7 +132,8 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             flops = flop_registry[packet](*args, **kwargs, out_val=result)
         if flops:
             self.flops += flops
-            self._by_precision[_precision(args[0], packet)] += flops
+            precision = precision_of(args[0].dtype, packet in _CONVOLUTIONS)
+            self._by_precision[precision] += flops
         return result
 
     def precision(self) -> str:
@@ -169,16 +169,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._copies.discard(key)
         _, n_bytes = self._made.pop(key, (None, 0))
         self.live_bytes -= n_bytes
-
-
-def _precision(operand: torch.Tensor, packet: object) -> str:
-    """Return the precision of a product, by its operand and torch's present flags."""
-    if operand.dtype.itemsize <= 2:
-        return HALF
-    backends: Any = torch.backends
-    rules = backends.cudnn.conv if packet in _CONVOLUTIONS else backends.cuda.matmul
-    is_short = operand.dtype == torch.float32 and rules.fp32_precision == "tf32"
-    return TF32 if is_short else SINGLE
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
