@@ -118,8 +118,10 @@ def attach(
             ``(name, module)``. ``units`` is an alias.
         actions: What may happen to a layer's activations. ``"auto"`` and ``"whole"``
             keep or recompute whole layers. ``"all"`` allows every action, also lossy
-            ones and those that use the host's memory. Or name the actions to allow
-            beside keep and recompute: ``"selective"``, ``"offload"``,
+            ones and those that use the host's memory. ``"selective"`` also drops and
+            rebuilds single tensors of a layer, at three points between keep and
+            recompute. Or name the actions to allow beside these two: ``"selective"``,
+            ``"selective_more"``, ``"selective_all"``, ``"offload"``,
             ``"offload_input"``, ``"quantize"``, ``"quantize4"``, ``"pool"``,
             ``"pool4"``. Only the last four change gradients.
         planner: ``"auto"``, ``"optimal"``, ``"greedy"`` (Algorithm 1 of Mimose),
