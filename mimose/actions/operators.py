@@ -163,6 +163,10 @@ _SETTINGS = "stride", "padding", "dilation", "transposed", "output_padding", "gr
 _AVERAGE = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
 _SCALES = ("scales_h", "scales_w")
 
+POOL = "MaxPool2DWithIndicesBackward0"
+POOL_AGAIN = f"{POOL} on an accelerator"
+"""There a pool runs as fast as its positions are read, and they need not be held."""
+
 OPERATORS: Mapping[str, Operator] = {
     # ------------------------------------------------------ products, convolutions
     "ConvolutionBackward0": Operator(
@@ -279,7 +283,14 @@ OPERATORS: Mapping[str, Operator] = {
         is_fresh=True,
     ),
     # ---------------------------------------------------------- pools and other sizes
-    "MaxPool2DWithIndicesBackward0": Operator(
+    POOL_AGAIN: Operator(
+        _X,
+        lambda options, x: _aten.max_pool2d_with_indices(x, *options),
+        _saved("kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+        has_many=True,
+        positions="result1",
+    ),
+    POOL: Operator(
         (Operand(0, "self"), Operand(None, "result1")), _pooled, positions="result1"
     ),
     "AvgPool2DBackward0": _of_saved(

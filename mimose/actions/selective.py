@@ -69,7 +69,7 @@ from torch.autograd.graph import get_gradient_edge
 from mimose.actions.base import Invocation, Probe
 from mimose.actions.flags import pack_flags, unpack_flags
 from mimose.actions.keep import KeepLess
-from mimose.actions.operators import OPERATORS, Operand
+from mimose.actions.operators import OPERATORS, POOL, POOL_AGAIN, Operand
 from mimose.actions.points import corners, few
 from mimose.actions.recompute import unchanged
 from mimose.cost.prices import Prices, prices_of
@@ -263,6 +263,8 @@ def _kind_of(node: Any) -> str:
     name: str = node.name()
     if name == _BATCH_NORM and not saved_value(node, "training"):
         return f"{name} in evaluation mode"
+    if name == POOL and output_of(node, 0).device.type != "cpu":
+        return POOL_AGAIN
     return name
 
 
@@ -330,6 +332,8 @@ class Graph:
         storage = self.storages.setdefault(key, Saved(is_fixed=key in held))
         storage.slots.append(slot)
         value = self.ran.value_of(tensor) or self._cloned(slot)
+        if self.kinds[slot.node] == POOL_AGAIN and self.are_positions(slot):
+            value = Value(slot.node, 1)
         if value is not None:
             self.slot_of.setdefault(value, slot)
             storage.root = self._root(value)
@@ -399,6 +403,8 @@ class Graph:
         if operator.is_view:
             return Price(0.0, 0.0)
         moved = float(self._bytes(node, 0))
+        if self.kinds[node] == POOL_AGAIN:  # it makes positions, too
+            moved += 8.0 * moved / output_of(self.ran.nodes[node], 0).dtype.itemsize
         for at, (kind, number, output) in enumerate(edges):
             if kind == "input":
                 moved += self.ran.inputs[number].nbytes
@@ -899,7 +905,7 @@ def _prices_to_drop(
             return None
         return {("pack", key): graph.packing(storage.slots[0])}
     operator = OPERATORS.get(graph.kinds[value.node])
-    if value.output and operator is not None and not operator.is_view:
+    if value.output and not (operator and (operator.is_view or operator.positions)):
         return None  # a norm's mean and deviation: small, and slow to compute again
     program = _Program(graph, (key, *shown))
     try:
