@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from os import PathLike
@@ -108,6 +109,18 @@ def check_integer(name: str, value: Any, least: int = 1) -> int:
         msg = f"{name} must be an integer of at least {least}, got {value!r}"
         raise ValueError(msg)
     return found
+
+
+def check_number(byte_flops: Any) -> float:
+    """Return `byte_flops` as a number.
+
+    Raises:
+        ValueError: It is none, or not above 0.
+    """
+    if isinstance(byte_flops, (int, float)) and 0 < byte_flops < math.inf:
+        return float(byte_flops)
+    msg = f"byte_flops must be a number above 0, got {byte_flops!r}"
+    raise ValueError(msg)
 
 
 def check_agree(agree: object) -> None:

@@ -359,6 +359,8 @@ _STAGES = (0.35, 0.7)
 """The ramp-up: shares of the way from the safest plan to the whole budget. A step
 checks each before a context is planned freely. If such a plan keeps nothing, the whole
 way is checked: it keeps a few layers. If it keeps none, there is nothing to check."""
+_ALIKE = 1.1
+"""Bytes of an action for each of another one that holds about as much."""
 _MEASURED_STEPS = 32
 """This many steps with new shapes are measured, with or without a plan. As many steps
 measure actions of which little is known. As many steps in a row without a plan log a
@@ -522,7 +524,8 @@ class Policy:
                 f"{format_bytes(memory.budget_bytes)}"
             )
             growth = error.least_peak_bytes - memory.start_bytes
-            return Decision("fallback", None, growth, reason=reason)
+            failed = Decision("fallback", None, growth, reason=reason)
+            return self._tried_for_less(model, step_input, memory) or failed
         is_new = learner.n_steps < _MEASURED_STEPS or beyond > 0.0
         decision = replace(_decision(made, memory), is_measured=is_new)
         if share < 1.0:
@@ -568,6 +571,39 @@ class Policy:
             is_measured=True,
             growth_bytes=None,
             reason=f"{', '.join(names)} tried in place of what would be kept",
+        )
+
+    def _tried_for_less(
+        self, model: CostModel, step_input: StepInput, memory: Memory
+    ) -> Decision | None:
+        """Let a step try what may need less than the least action; None if nothing may.
+
+        What drops as much, and rebuilds each tensor just before it is needed, has no
+        higher peak than what rebuilds all at once. How much lower it is must be seen.
+        """
+        if self._n_tries >= _MEASURED_STEPS or len(self._learner.lessons) > 1:
+            return None
+        menu, problem = model.menu, fill_problem(model, step_input, memory)
+        actions, more = [menu.least] * len(problem.calls), 0.0
+        for at, unknown in enumerate(unknown_actions(model, step_input)):
+            held = dict(zip(menu.names, problem.held_bytes[at], strict=True))
+            for name in [n for n in unknown if menu.spec(n).rebuilds][-1:]:
+                if held[name] <= _ALIKE * held[menu.least]:
+                    more += max(0.0, held[name] - held[menu.least])
+                    actions[at] = name
+        least = judge(problem, problem.least_choice(), planner="tried")
+        room = memory.headroom_bytes * memory.reserved_ratio
+        if {*actions} == {menu.least} or least.growth_bytes + more > room:
+            return None
+        self._n_tries += 1
+        plan = judge(problem, problem.choice_of(actions), planner="tried")
+        decision = _decision(_cached(model, step_input, memory, problem, plan), memory)
+        names = ", ".join(sorted({*actions} - {menu.least}))
+        return replace(
+            decision,
+            is_measured=True,
+            growth_bytes=None,
+            reason=f"{names} tried in place of what would be recomputed",
         )
 
     def prepare(self, step_input: StepInput, memory: Memory) -> None:

@@ -295,6 +295,9 @@ class Summary(Totals):
     """The seconds that the last shape adds to that if all layers are kept."""
     first_times: FirstTimes | None = None
     """What shapes take the first time; None if not known, or nothing."""
+    byte_price: tuple[float, str, str] | None = None
+    """FLOPs that count as much as moving a byte; their precision; what this is from.
+    None before products were counted."""
     rank_waits: RankWaits | None = None
     """How long ranks wait for each other; None without a sampler on several ranks."""
     largest_to_come: Mapping[str, int] | None = None

@@ -20,6 +20,7 @@ from mimose.arguments import (
     check_agree,
     check_choices,
     check_integer,
+    check_number,
     check_shapes,
     check_switches,
     layers_of,
@@ -86,6 +87,7 @@ def attach(
     wall: bool = True,
     grace: float | str | None = None,
     agree: str | ProcessGroup | None = "auto",
+    byte_flops: float | None = None,
     units: LayersSpec = None,
     **unknown: NoReturn,
 ) -> Session:
@@ -119,8 +121,10 @@ def attach(
             ``(name, module)``.
         actions: What may happen to a layer's activations. ``"auto"`` and ``"whole"``
             keep or recompute whole layers. ``"all"`` allows every action, also lossy
-            ones and those that use the host's memory. Or name the actions to allow
-            beside keep and recompute: ``"selective"``, ``"offload"``,
+            ones and those that use the host's memory. ``"selective"`` also drops and
+            rebuilds single tensors of a layer, at three points between keep and
+            recompute. Or name the actions to allow beside these two: ``"selective"``,
+            ``"selective_more"``, ``"selective_all"``, ``"offload"``,
             ``"offload_input"``, ``"quantize"``, ``"quantize4"``, ``"pool"``,
             ``"pool4"``. Only the last four change gradients.
         planner: ``"auto"``, ``"optimal"``, ``"greedy"`` (Algorithm 1 of Mimose),
@@ -158,6 +162,9 @@ def attach(
             inside the layer). None: never. A gloo process group: its ranks agree. Give
             one if layers communicate by their own calls (experts on other ranks, ring
             attention), which mimose cannot see.
+        byte_flops: The FLOPs that take as long as moving a byte from or to memory, by
+            which plans weigh what runs again. None to take it from a list of devices,
+            by the device's name and by the precision of the model's products.
         units: An alias of `layers`.
         unknown: Any other name raises a TypeError, which lists the names.
 
@@ -201,6 +208,7 @@ def attach(
         grace=grace,
         refine=refine,
         agree=agree,
+        byte_flops=None if byte_flops is None else check_number(byte_flops),
     )
     return Session(model, options)
 
@@ -657,6 +665,7 @@ class Session:
             kept_units=dict(self._engine.findings.kept),
             **self._engine.memory_limit.summary(),
             **self._pace(),
+            byte_price=self._engine.learner.model.byte_price(),
             rank_waits=self.collation.waits,
             inexact_layers=dict(self._engine.findings.inexact),
             largest_to_come=self._engine.to_come.largest,

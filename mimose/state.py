@@ -11,7 +11,7 @@ import torch
 
 from mimose.exceptions import StateMismatchError
 
-VERSION = 10
+VERSION = 11
 """Version of the format. Other versions are refused: a few steps learn the same."""
 
 _DIGEST = "digest"
@@ -96,6 +96,13 @@ def _flat(name: str, value: object) -> Iterator[tuple[str, object]]:
         return
     for key, each in inside:
         yield from _flat(f"{name}: {key}" if name else str(key), each)
+
+
+def card_name(device: torch.device) -> str:
+    """Return a device's own name; "" where it has none."""
+    module = torch.get_device_module(device)
+    name = getattr(module, "get_device_name", None)
+    return "" if name is None else str(name(device))
 
 
 def device_name(device: torch.device) -> str:

@@ -63,10 +63,14 @@ class Measured:
     """FLOPs of a recomputation that stops early; 0 if not known."""
     copied_bytes: float = 0.0
     """Copies of weights in what it would hold: see `mimose.cost.measured`."""
-    dropped_copies: float = 0.0
-    """The bytes of those that it dropped under its action."""
-    moved_bytes: float = 0.0
-    """Bytes that operators read and wrote to rebuild what it dropped."""
+    dropped_copies: dict[str, float] = field(default_factory=dict)
+    """The bytes of those that are dropped, by action."""
+    costs: dict[str, float] = field(default_factory=dict)
+    """FLOPs of products that run again, by action that rebuilds."""
+    moved_bytes: dict[str, float] = field(default_factory=dict)
+    """Bytes that other operators read and write again, by action."""
+    precision: str = ""
+    """Of most FLOPs of its products: see `mimose.cost.prices`; "" if not counted."""
     part: int = 0
     """The forward of its window in which it ran."""
     host_bytes: dict[str, float] = field(default_factory=dict)
@@ -80,9 +84,10 @@ class Measured:
 
     def hold_copies(self) -> None:
         """Record that another call holds the copies that this one dropped."""
-        if self.dropped_copies:
-            self.held_bytes[self.action] += self.dropped_copies
-        self.dropped_copies = 0.0
+        for action, n_bytes in self.dropped_copies.items():
+            if action in self.held_bytes:
+                self.held_bytes[action] += n_bytes
+        self.dropped_copies = {}
 
     def count(
         self, held_bytes: dict[str, float], flops: int, early_flops: int = 0

@@ -21,12 +21,19 @@ class ActionSpec:
     recomputes: bool = False
     """Whether its backward begins with the layer's forward."""
 
+    rebuilds: bool = False
+    """Whether the graph of a recomputation shows what it holds and takes."""
+
     needs_host: bool = False
     """Whether it copies tensors to the host's memory and back."""
 
 
 KEEP = ActionSpec(name="keep", code="k")
-SELECTIVE = ActionSpec(name="selective", code="s")
+SELECTIVE = ActionSpec(name="selective", code="s", rebuilds=True)
+SELECTIVE_MORE = ActionSpec(name="selective_more", code="S", rebuilds=True)
+SELECTIVE_ALL = ActionSpec(name="selective_all", code="a", rebuilds=True)
+REBUILDING = (SELECTIVE, SELECTIVE_MORE, SELECTIVE_ALL)
+"""Those that drop some of what a layer saves and rebuild it: each drops more."""
 POOL = ActionSpec(name="pool", code="p", is_exact=False)
 POOL_4 = ActionSpec(name="pool4", code="P", is_exact=False)
 QUANTIZE = ActionSpec(name="quantize", code="q", is_exact=False)
@@ -82,7 +89,7 @@ class Menu:
         return "".join(self.spec(action).code for action in actions)
 
 
-FINE_MENU = Menu((KEEP, SELECTIVE, RECOMPUTE))
+FINE_MENU = Menu((KEEP, *REBUILDING, RECOMPUTE))
 """All exact actions that use no host memory."""
 
 EXACT_MENU = Menu((KEEP, RECOMPUTE))

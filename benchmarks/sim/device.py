@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from benchmarks.sim.hollow import *  # noqa: F403
+from benchmarks.sim.hollow import hollow_name, set_hollow
 from benchmarks.sim.indices import Device, index_of, n_devices
 from benchmarks.sim.memory import *  # noqa: F403 - each part says what is public
 from benchmarks.sim.memory import mem_get_info, memory_allocated
@@ -59,8 +60,8 @@ def device_count() -> int:
 
 
 def get_device_name(device: Device = None) -> str:
-    """Return a device's name."""
-    return f"simulated accelerator {index_of(device)}"
+    """Return a device's name: of a hollow one, the card's."""
+    return hollow_name() or f"simulated accelerator {index_of(device)}"
 
 
 def get_device_properties(device: Device = None) -> DeviceProperties:
@@ -208,5 +209,6 @@ def reset() -> dict[int, int]:
         The bytes still held, of each device that holds any.
     """
     torch.ops.sim.reset()
+    set_hollow(None)
     held = {index: memory_allocated(index) for index in range(device_count())}
     return {index: n_bytes for index, n_bytes in held.items() if n_bytes}

@@ -25,7 +25,7 @@ is charged by `pass_on_host`.
 from __future__ import annotations
 
 from dataclasses import astuple, dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -53,10 +53,13 @@ class Card:
     to be alike on all cards.
     """
 
+    name: str
     half_flops: float
     """FLOPs of products in bfloat16 and float16."""
     single_flops: float
     """FLOPs in float32, without TF32."""
+    tf32_flops: float
+    """FLOPs in float32 where torch's flags allow TF32."""
     memory_bytes: float
     """Bytes to and from its memory."""
     host_bytes: float
@@ -77,25 +80,44 @@ class Card:
     once for each signature and thread; 0: it does not come first on the card."""
 
 
+def _card(
+    name: str,
+    half: float,
+    single: float,
+    tf32: float,
+    memory: float,
+    *others: float,
+    **more: float,
+) -> Card:
+    """Return a card; rates are in TFLOP/s and TB/s."""
+    rates = 1e12 * half, 1e12 * single, 1e12 * tf32, 1e12 * memory
+    return Card(name, *rates, *others, **more)
+
+
 # Dense peaks and bandwidths are those of NVIDIA's data sheets: H100 SXM5 989 and 67
 # TFLOP/s, 3.35 TB/s; A100 SXM4 80 GB 312 and 19.5, 2.04; RTX 4090 165 and 82.6, 1.01;
 # A10 125 and 31.2, 0.6. Training reaches about half of an H100's half-precision peak,
 # 60 to 70% of the others', and 90% of a bandwidth, 80% on an A100. PCIe 5.0 x16 copies
 # 50 GB/s at best, of which 25 are counted; 4.0 copies 20. Workspaces are torch's:
 # `CUBLAS_WORKSPACE_CONFIG` in its documentation.
+# TF32's dense peaks are half of half precision's (RTX 4090: 82.6), of which half is
+# reached, as on an A100.
 # An H200's are those that training was seen to reach on one: its products ran at 700 to
 # 767 TFLOP/s, copies at 4.2 TB/s, those to the host at 55 GB/s.
 # From torch 2.11 on cuDNN's attention comes first on Hopper, and builds a plan for each
 # signature in each thread: 23 to 37 ms in public reports (FunASR#3704), 37 ms in the
 # three plans of 110 ms that a new length of BERT-large took on an H200.
 CARDS = {
-    "h200": Card(680e12, 50e12, 4.0e12, 50e9, 32 << 20, attention_plan=37e-3),
-    "h100": Card(480e12, 42e12, 3.0e12, 25e9, 32 << 20, attention_plan=37e-3),
-    "a100": Card(187e12, 13.7e12, 1.6e12, 20e9, 8 << 20),
-    "rtx4090": Card(115e12, 49e12, 0.9e12, 20e9, 8 << 20),
-    "a10": Card(80e12, 20e12, 0.54e12, 20e9, 8 << 20),
+    "h200": _card("H200", 680, 50, 340, 4.0, 50e9, 32 << 20, attention_plan=37e-3),
+    "h100": _card("H100", 480, 42, 240, 3.0, 25e9, 32 << 20, attention_plan=37e-3),
+    "a100": _card("A100", 187, 13.7, 80, 1.6, 20e9, 8 << 20),
+    "rtx4090": _card("RTX 4090", 115, 49, 57, 0.9, 20e9, 8 << 20),
+    "a10": _card("A10", 80, 20, 40, 0.54, 20e9, 8 << 20),
 }
 """Cards by name."""
+
+
+_name = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,13 +170,27 @@ def set_hollow(card: Card | None, host: Host | None = None) -> None:
     `reset` makes them compute again.
 
     Args:
-        card: How fast they are; None lets them compute.
+        card: How fast they are; None lets them compute. Whether it rounds float32 to
+            TF32 is decided now, by torch's flags.
         host: What issues operators; None for one that takes no time.
     """
+    global _name
+    _name = "" if card is None else card.name
     if card is not None:
-        torch.ops.sim.set_card(*map(float, astuple(card)))
+        _, half, single, tf32, *others = astuple(card)
+        rules: Any = torch.backends
+        rates = [
+            tf32 if each.fp32_precision == "tf32" else single
+            for each in (rules.cuda.matmul, rules.cudnn.conv)
+        ]
+        torch.ops.sim.set_card(*map(float, (half, *rates, *others)))
         torch.ops.sim.set_host(*(astuple(host) if host else (0.0,) * 2))
     torch.ops.sim.set_hollow(card is not None)
+
+
+def hollow_name() -> str:
+    """Return the name of the card; "" if the devices compute."""
+    return _name
 
 
 def pass_on_host(seconds: float, device: Device = None) -> None:

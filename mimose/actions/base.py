@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
@@ -22,6 +23,8 @@ class Probe:
     """Counts what a run of the forward holds and computes."""
     inputs: list[Any]
     """The input tensors of the call."""
+    around: Callable[[OnRecompute, Invocation, Probe], OnRecompute] | None = None
+    """Lets other actions see what a recomputation has made."""
 
 
 class Invocation(NamedTuple):

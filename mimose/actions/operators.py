@@ -8,6 +8,7 @@ If an operator did not save an operand that no edge leads to, such as the 1 of
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -16,6 +17,7 @@ from typing import Any, TypeAlias
 
 import torch
 from torch.nn import functional
+from torch.utils.flop_counter import conv_flop_count
 
 from mimose.torch_private import output_of, saved_value
 
@@ -55,6 +57,8 @@ class Operator:
     shown: str = ""
     """The name under which it saves its operand, if its backward could read its output
     instead. If the output is saved, it replaces the operand."""
+    flops: Callable[[Any], int] | None = None
+    """Of products and convolutions: returns the FLOPs of one run, from its node."""
     positions: str = ""
     """The name under which it saves positions in the planes of its first operand. They
     are held in fewer bytes, not recomputed."""
@@ -133,10 +137,64 @@ def _pooled(_: Any, x: Any, positions: Any) -> Any:
     return found.view(positions.shape)
 
 
+def _convolution_flops(node: Any) -> int:
+    is_transposed = saved_value(node, "transposed")
+    # Of a transposed one the input counts, which its node may not have saved.
+    weight, made = list(saved_value(node, "weight").shape), list(_shape(node))
+    given = list(saved_value(node, "input").shape) if is_transposed else made
+    return conv_flop_count(given, weight, made, transposed=is_transposed)
+
+
+def _product_flops(first: str, other: str) -> Callable[[Any], int]:
+    """Return what counts the FLOPs of a product, by the names of its matrices."""
+
+    def flops(node: Any) -> int:
+        matrix = saved_value(node, first)
+        if matrix is not None:
+            inner = matrix.shape[-1]
+        else:
+            inner = saved_value(node, other).shape[-2]
+        return 2 * math.prod(_shape(node)) * int(inner)
+
+    return flops
+
+
+_SETTINGS = "stride", "padding", "dilation", "transposed", "output_padding", "groups"
 _AVERAGE = ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")
 _SCALES = ("scales_h", "scales_w")
 
+POOL = "MaxPool2DWithIndicesBackward0"
+POOL_AGAIN = f"{POOL} on an accelerator"
+"""There a pool runs as fast as its positions are read, and they need not be held."""
+
 OPERATORS: Mapping[str, Operator] = {
+    # ------------------------------------------------------ products, convolutions
+    "ConvolutionBackward0": Operator(
+        (Operand(0, "input"), Operand(1, "weight"), Operand(2, "bias")),
+        lambda options, *own: _aten.convolution(*own, *options),
+        _saved(*_SETTINGS),
+        is_fresh=True,
+        flops=_convolution_flops,
+    ),
+    "AddmmBackward0": Operator(
+        (Operand(0), Operand(1, "mat1"), Operand(2, "mat2")),
+        lambda options, *own: torch.addmm(*own, beta=options[0], alpha=options[1]),
+        _saved("beta", "alpha"),
+        is_fresh=True,
+        flops=_product_flops("mat1", "mat2"),
+    ),
+    "MmBackward0": Operator(
+        (Operand(0, "self"), Operand(1, "mat2")),
+        lambda _, *own: torch.mm(*own),
+        is_fresh=True,
+        flops=_product_flops("self", "mat2"),
+    ),
+    "BmmBackward0": Operator(
+        (Operand(0, "self"), Operand(1, "mat2")),
+        lambda _, *own: torch.bmm(*own),
+        is_fresh=True,
+        flops=_product_flops("self", "mat2"),
+    ),
     # ------------------------------------------------------------------- pointwise
     "AddBackward0": Operator(
         _SUM,
@@ -225,7 +283,14 @@ OPERATORS: Mapping[str, Operator] = {
         is_fresh=True,
     ),
     # ---------------------------------------------------------- pools and other sizes
-    "MaxPool2DWithIndicesBackward0": Operator(
+    POOL_AGAIN: Operator(
+        _X,
+        lambda options, x: _aten.max_pool2d_with_indices(x, *options),
+        _saved("kernel_size", "stride", "padding", "dilation", "ceil_mode"),
+        has_many=True,
+        positions="result1",
+    ),
+    POOL: Operator(
         (Operand(0, "self"), Operand(None, "result1")), _pooled, positions="result1"
     ),
     "AvgPool2DBackward0": _of_saved(
@@ -256,5 +321,5 @@ OPERATORS: Mapping[str, Operator] = {
     "SliceBackward0": _of_view(_aten.slice, "dim", "start", "end", "step"),
     "SplitBackward0": _of_view(torch.Tensor.split, "split_size", "dim", has_many=True),
 }
-"""By the name of the node. Results of other operators, such as matrix products,
-convolutions and attention, are not rebuilt."""
+"""By the name of the node. Results of other operators, such as attention, are not
+rebuilt."""

@@ -108,6 +108,8 @@ class Recompute:
         on_recompute, comparison = call.on_recompute, None
         if probe is not None:
             on_recompute = probe.trace.recomputed(probe.index, probe.gauge)
+            if probe.around is not None:
+                on_recompute = probe.around(on_recompute, call, probe)
         if not layer.is_compared:
             comparison = Comparison(layer)
             on_recompute = comparison.compared(on_recompute)
@@ -273,6 +275,11 @@ class _Holder(dict[Any, torch.Tensor]):
     kind: _Kind
 
 
+def unchanged(tensor: torch.Tensor) -> torch.Tensor:
+    """Unpack what a recomputation saves in its own graph."""
+    return tensor
+
+
 @dataclass(eq=False)
 class Region:
     """One call of a layer, recomputed when a backward needs what it saved.
@@ -400,7 +407,7 @@ class Region:
 
         outer = top_saved_hooks(False)
         try:
-            push_saved_hooks(pack, lambda tensor: tensor)
+            push_saved_hooks(pack, unchanged)
             if self.on_recompute is None:
                 self._forward()
             else:

@@ -12,21 +12,26 @@ from mimose.actions.host import Host, HostCall
 from mimose.actions.keep import Keep
 from mimose.actions.offload import OffloadInput
 from mimose.actions.recompute import Recompute
-from mimose.actions.selective import Selective
+from mimose.actions.selective import Points, Selective
 from mimose.planners import ActionSpec, Menu
 from mimose.planners.actions import (
     EXACT_MENU,
     KEEP,
     OFFLOAD,
     OFFLOAD_INPUT,
+    REBUILDING,
     RECOMPUTE,
-    SELECTIVE,
 )
 
-_SPECS = (KEEP, SELECTIVE, *CODECS, OFFLOAD, OFFLOAD_INPUT, RECOMPUTE)
+_SPECS = (KEEP, *REBUILDING, *CODECS, OFFLOAD, OFFLOAD_INPUT, RECOMPUTE)
 """Keep is first; the last one is used for unknown shapes."""
 _NAMES = [spec.name for spec in _SPECS]
-_WORDS = {"auto": EXACT_MENU.names, "whole": EXACT_MENU.names, "all": _NAMES}
+_WORDS = {
+    "auto": EXACT_MENU.names,
+    "whole": EXACT_MENU.names,
+    "selective": [spec.name for spec in REBUILDING],
+    "all": _NAMES,
+}
 """Menus with a name."""
 
 
@@ -53,7 +58,8 @@ def choose(
             f"this model is on the host itself: leave them out"
         )
         raise ValueError(msg)
-    return tuple(_made(s, host) for s in specs if s.name not in elsewhere)
+    points = Points()
+    return tuple(_made(s, host, points) for s in specs if s.name not in elsewhere)
 
 
 def need_host(actions: str | Sequence[str]) -> bool:
@@ -73,7 +79,7 @@ def _named(actions: str | Sequence[str]) -> list[ActionSpec]:
     return [spec for spec in _SPECS if spec.name in {*EXACT_MENU.names, *asked}]
 
 
-def _made(spec: ActionSpec, host: Host | None) -> Action:
+def _made(spec: ActionSpec, host: Host | None, points: Points) -> Action:
     """Return an action for one session, about whose layers it learns."""
     if spec in CODECS:
         return SavedTensorAction(spec, CODECS[spec]())
@@ -81,9 +87,15 @@ def _made(spec: ActionSpec, host: Host | None) -> Action:
         return SavedTensorAction(spec, partial(HostCall, host))
     if spec is OFFLOAD_INPUT and host is not None:
         return OffloadInput(host)
-    if spec is SELECTIVE:
-        return Selective()
+    if spec in REBUILDING:
+        return Selective(spec, points)
     return Keep() if spec is KEEP else Recompute()
+
+
+def points_of(actions: Sequence[Action]) -> Points | None:
+    """Return what the selective ones of some actions share; None without any."""
+    found = (action.points for action in actions if isinstance(action, Selective))
+    return next(found, None)
 
 
 def menu_of(actions: Sequence[Action]) -> Menu:

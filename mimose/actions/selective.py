@@ -1,23 +1,32 @@
-"""Selective recomputation: drops what a layer's cheap operators saved, and rebuilds it.
+"""Selective recomputation: drops some of what a layer saved, and rebuilds it.
 
 The idea to recompute only cheap operators is that of selective activation recomputation
 in Megatron-LM (Korthikanti et al., "Reducing Activation Recomputation in Large
-Transformer Models", 2022). There the operators are named by hand; here they are found
-in the autograd graph.
+Transformer Models", 2022); to choose tensor by tensor what a convolutional net keeps,
+that of Checkmate (Jain et al., MLSys 2020) and MONeT (Shah et al., ICLR 2021). There
+operators are named by hand or found by a solver; here `mimose.actions.points` chooses
+within the autograd graph of each kind of layer, by the prices of the device.
 
 After a layer's forward mimose walks its part of the graph. With hooks on single nodes
-it drops what activations, norms, dropout, pools and products of tensors have saved. In
-the backward it rebuilds these tensors by running only these operators again on tensors
-that still exist. The results of matrix products, convolutions and attention stay. No
-module of the layer is replaced, and no dispatch mode is needed.
+it drops what is chosen. In the backward it rebuilds each tensor just before a node
+needs it, by running only the operators that made it, on tensors that still exist.
+Results of attention stay. No module of the layer is replaced, and no dispatch mode is
+needed.
 
 A recipe says how to rebuild: positions of nodes and names of what they saved, as plain
-data. It is made once for each kind of layer and graph. In the call for which it is
-made, before anything is dropped, everything that it rebuilds is compared bit by bit
-with the saved tensors. After that the graph and the layout of its tensors must be the
-same, and in each backward a sum over each rebuilt storage. All other arguments of an
-operator are read from its node, and an epsilon from the module that owns the norm's
-weight.
+data. It is made once for each kind of layer and graph. Before anything is dropped,
+everything that it rebuilds is compared bit by bit with the saved tensors, in the
+recomputation of a measured step or in the call for which it is made. All other
+arguments of an operator are read from its node, and an epsilon from the module that
+owns the norm's weight.
+
+Note: [What is checked]
+In every call the graph, the layout and aliases of its tensors, their versions and the
+flags that choose kernels must be those for which the recipe was made. The first call of
+a layer at its sizes compares in the backward a sum over each rebuilt storage; later
+ones compare one storage, in turns, unless an attribute of the layer changed. So another
+rounding of a kernel in a later call, or an edit that neither graph, versions nor
+attributes show, may be found some calls later only.
 
 Note: [Positions]
 Nodes are numbered in the order of one walk from the outputs, and all other data has
@@ -37,7 +46,15 @@ import enum
 import itertools
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping
+from collections.abc import (
+    Callable,
+    Container,
+    Hashable,
+    Iterable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+)
 from collections.abc import Sequence as Several
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -47,28 +64,36 @@ import cachetools
 import numpy as np
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 
 from mimose.actions.base import Invocation, Probe
 from mimose.actions.flags import pack_flags, unpack_flags
 from mimose.actions.keep import KeepLess
-from mimose.actions.operators import OPERATORS, Operand
+from mimose.actions.operators import OPERATORS, POOL, POOL_AGAIN, Operand
+from mimose.actions.points import corners, few
+from mimose.actions.recompute import unchanged
+from mimose.cost.prices import Prices, prices_of
+from mimose.exactness.guard import State
 from mimose.exactness.layer import Layer
 from mimose.exceptions import RecomputationError, first_line
 from mimose.inputs.describe import argument_tensors
 from mimose.memory.out_of_memory import is_out_of_memory
-from mimose.planners.actions import KEEP, SELECTIVE
+from mimose.planners import ActionSpec
+from mimose.planners.actions import KEEP, REBUILDING, RECOMPUTE
 from mimose.tensors import (
     bits,
     different_bits,
+    precision_of,
     same_bits,
     sum_of_words,
     tensors_in,
     version,
 )
 from mimose.torch_private import (
+    KERNEL_FLAGS,
     NO_GRAPH_TASK,
-    base_of,
     current_graph_task,
+    matmul_precision,
     next_sequence_number,
     output_of,
     parameters_of,
@@ -79,7 +104,7 @@ from mimose.torch_private import (
     storage_key,
     without_autocast,
 )
-from mimose.types import Measured
+from mimose.types import Measured, OnRecompute
 
 _MOST_NODES = 4096
 """A call with more nodes is kept."""
@@ -87,6 +112,8 @@ _MOST_KINDS = 256
 """The most kinds of layers and graphs that are remembered."""
 _MOST_MADE = 64
 """The most recipes for one layer; a layer that needs more drops nothing."""
+_MOST_SEEN = 4096
+"""The most sizes that are remembered."""
 _NOISE_SAMPLE = 256
 """The number of elements that distinguishes dropout's noise from other tensors."""
 
@@ -94,6 +121,7 @@ ACCUMULATE = "torch::autograd::AccumulateGrad"
 """The kind of the node at which a parameter's gradient ends."""
 _BATCH_NORM = "NativeBatchNormBackward0"
 _CAST = "ToCopyBackward0"
+_CONVOLUTION = "ConvolutionBackward0"
 
 Edge: TypeAlias = "tuple[str, int, int]"
 """The origin of an operand: ``("node", number, output)``, ``("input", number, 0)``,
@@ -116,6 +144,17 @@ class Slot(NamedTuple):
 
     node: int
     name: str
+
+
+class Price(NamedTuple):
+    """What it takes to run an operator again."""
+
+    flops: float
+    """Of a product."""
+    moved_bytes: float
+    """What it reads and writes, beyond what takes as long as its FLOPs."""
+    like_bytes: float = 0.0
+    """Bytes that are moved in the time of its FLOPs."""
 
 
 # ------------------------------------------------------------------ the graph
@@ -156,8 +195,9 @@ class Ran:
         self._paths = tuple(path for path, _ in given)
         self._input_of: dict[tuple[Any, int], int] = {}
         for number, tensor in enumerate(self.inputs):
-            if tensor.requires_grad and tensor.grad_fn is not None:
-                self._input_of.setdefault((tensor.grad_fn, tensor.output_nr), number)
+            if tensor.requires_grad:  # in a recomputation it is a leaf
+                edge = get_gradient_edge(tensor)
+                self._input_of.setdefault((edge.node, edge.output_nr), number)
         self.nodes: list[Any] = []
         self.kinds: list[str] = []
         self._number: dict[Any, int] = {}
@@ -223,6 +263,8 @@ def _kind_of(node: Any) -> str:
     name: str = node.name()
     if name == _BATCH_NORM and not saved_value(node, "training"):
         return f"{name} in evaluation mode"
+    if name == POOL and output_of(node, 0).device.type != "cpu":
+        return POOL_AGAIN
     return name
 
 
@@ -246,13 +288,14 @@ class Graph:
 
     Args:
         ran: The call.
+        prices: What moving a byte costs.
 
     Raises:
         RuntimeError: A saved tensor was edited in place.
     """
 
-    def __init__(self, ran: Ran) -> None:
-        self.ran = ran
+    def __init__(self, ran: Ran, prices: Prices) -> None:
+        self.ran, self._prices = ran, prices
         self.kinds = ran.kinds
         self.slots: dict[Slot, torch.Tensor] = {}
         self.storages: dict[int, Saved] = {}
@@ -260,6 +303,10 @@ class Graph:
         """Where a value was saved."""
         self.hidden: dict[int, set[str]] = collections.defaultdict(set)
         """By node, the names of what it has saved and cannot be read."""
+        # With cudnn.benchmark a later run may choose another algorithm.
+        self.keeps_products = torch.backends.cudnn.benchmark and any(
+            not tensor.is_cpu for tensor in ran.outputs
+        )
         self._inputs = [_key(tensor) for tensor in ran.inputs]
         own = itertools.chain(ran.module.parameters(), ran.module.buffers())
         held = set(map(_key, itertools.chain(own, ran.inputs, ran.outputs)))
@@ -273,8 +320,7 @@ class Graph:
     def _saved_tensors(self) -> Iterator[tuple[Slot, torch.Tensor]]:
         for number, node in enumerate(self.ran.nodes):
             for name in saved_names(node):
-                handle = saved_handle(node, name)
-                if isinstance(handle, tuple) or handle.unpack_hook is not None:
+                if _is_hidden(saved_handle(node, name)):
                     self.hidden[number].add(name)
                     continue  # a list of tensors, or other code's hook is on it
                 tensor = saved_value(node, name)
@@ -286,6 +332,8 @@ class Graph:
         storage = self.storages.setdefault(key, Saved(is_fixed=key in held))
         storage.slots.append(slot)
         value = self.ran.value_of(tensor) or self._cloned(slot)
+        if self.kinds[slot.node] == POOL_AGAIN and self.are_positions(slot):
+            value = Value(slot.node, 1)
         if value is not None:
             self.slot_of.setdefault(value, slot)
             storage.root = self._root(value)
@@ -335,10 +383,98 @@ class Graph:
         """Return the key of a saved tensor's storage; -1 for none."""
         return _key(self.slots[slot])
 
+    # ---------------------------------------------------------------- bytes and FLOPs
+
+    def made_bytes(self, node: int) -> int:
+        """Return the bytes of the storage that a node's operator makes."""
+        operator = OPERATORS.get(self.kinds[node])
+        return 0 if operator is None or operator.is_view else self._bytes(node, 0)
+
+    def _bytes(self, node: int, output: int) -> int:
+        made = output_of(self.ran.nodes[node], output)
+        return int(math.prod(made.shape) * made.dtype.itemsize)
+
+    def price(self, node: int) -> Price:
+        """Return what it takes to run a node's operator again.
+
+        A product takes its FLOPs, or what it reads and writes if that takes longer.
+        """
+        operator, edges = OPERATORS[self.kinds[node]], self.ran.edges[node]
+        if operator.is_view:
+            return Price(0.0, 0.0)
+        moved = float(self._bytes(node, 0))
+        if self.kinds[node] == POOL_AGAIN:  # it makes positions, too
+            moved += 8.0 * moved / output_of(self.ran.nodes[node], 0).dtype.itemsize
+        for at, (kind, number, output) in enumerate(edges):
+            if kind == "input":
+                moved += self.ran.inputs[number].nbytes
+            elif kind == "node" and self.kinds[number] == ACCUMULATE:
+                moved += self.ran.nodes[number].variable.nbytes
+            elif kind == "node":
+                moved += self._bytes(number, output)
+            else:
+                for operand in operator.operands or ():
+                    if operand.edge == at and (node, operand.saved) in self.slots:
+                        moved += self.slots[Slot(node, operand.saved)].nbytes
+        if operator.flops is None:
+            return Price(0.0, moved)
+        flops = float(operator.flops(self.ran.nodes[node]))
+        is_convolution = self.kinds[node] == _CONVOLUTION
+        dtype = output_of(self.ran.nodes[node], 0).dtype
+        like = flops / self._prices.of(precision_of(dtype, is_convolution))
+        return Price(flops, max(0.0, moved - like), like)
+
+    def moved_bytes(self) -> float:
+        """Return what all known operators read and write, beyond their FLOPs."""
+        return sum(
+            self.price(number).moved_bytes
+            for number, kind in enumerate(self.kinds)
+            if kind in OPERATORS
+        )
+
+    def packing(self, slot: Slot) -> Price:
+        """Return what packing and unpacking a tensor takes: three kernels each."""
+        return Price(0.0, 6.0 * self.slots[slot].nbytes)
+
+    def freed_bytes(self, key: int) -> int:
+        """Return the bytes that dropping a storage frees."""
+        storage = self.storages[key]
+        tensor = self.slots[storage.slots[0]]
+        n_bytes = int(tensor.untyped_storage().nbytes())
+        if storage.shown or storage.root is not None:
+            return n_bytes
+        if self.are_positions(storage.slots[0]):
+            pool = self.ran.nodes[storage.slots[0].node]
+            return n_bytes - tensor.numel() * _narrow(pool).itemsize
+        return n_bytes - math.ceil(tensor.numel() / 8)
+
+    def is_copy(self, key: int) -> bool:
+        """Whether a storage is a copy of a weight in another precision."""
+        root = self.storages[key].root
+        if root is None or self.kinds[root.node] != _CAST:
+            return False
+        kind, number, _ = self.ran.edges[root.node][0]
+        return kind == "node" and self.kinds[number] == ACCUMULATE
+
+    def work(self, recipe: Recipe | None) -> Work:
+        """Return what a recipe frees and takes in this call."""
+        if recipe is None:
+            return _NO_WORK
+        again = draft(self, {slot for slot, _ in recipe.drops})
+        return _NO_WORK if again is None else again.work
+
     def are_positions(self, slot: Slot) -> bool:
         """Whether a pool has saved positions under a name."""
         operator = OPERATORS.get(self.kinds[slot.node])
         return operator is not None and operator.positions == slot.name
+
+
+def _is_hidden(handle: Any) -> bool:
+    """Whether other code's hook is on a saved tensor; a recomputation has its own."""
+    if isinstance(handle, tuple):
+        return True
+    hook = handle.unpack_hook
+    return hook is not None and hook is not unchanged
 
 
 def _lies(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], int, int]:
@@ -353,7 +489,9 @@ def _key(tensor: torch.Tensor) -> int:
     return storage_key(tensor.untyped_storage()) if is_strided else -1
 
 
-def looks(slots: Iterable[Slot], ran: Ran) -> tuple[object, ...] | None:
+def looks(
+    slots: Iterable[Slot], own: Container[Slot], ran: Ran
+) -> tuple[tuple[object, ...], tuple[object, ...]] | None:
     """Return the layouts of some saved tensors of a call.
 
     The kinds and edges of a graph do not contain them. A layout is the dtype, the order
@@ -362,10 +500,12 @@ def looks(slots: Iterable[Slot], ran: Ran) -> tuple[object, ...] | None:
 
     Args:
         slots: Where the tensors were saved.
+        own: Those that the layer has made. Other code edits weights and inputs.
         ran: The call.
 
     Returns:
-        Equal for calls with equal layouts; None if a tensor cannot be read.
+        Equal for calls with equal layouts; and equal if the sizes are equal, too. None
+        if a tensor cannot be read.
 
     Raises:
         RuntimeError: A tensor was edited in place since it was saved.
@@ -373,26 +513,25 @@ def looks(slots: Iterable[Slot], ran: Ran) -> tuple[object, ...] | None:
     sharing: dict[int, int] = {}
     for tensor in (*ran.inputs, *ran.outputs):
         sharing.setdefault(_key(tensor), len(sharing))
-    found: list[object] = []
-    for node, name in slots:
+    found, sizes = list[object](), list[object]()
+    for slot in slots:
+        node, name = slot
         behind = ran.nodes[node]
-        if saved_handle(behind, name).unpack_hook is not None:
+        if _is_hidden(saved_handle(behind, name)):
             return None
         tensor = saved_value(behind, name)
         if not isinstance(tensor, torch.Tensor):
             return None
         shared = sharing.setdefault(_key(tensor), len(sharing))
-        found.append((shared, *_look(tensor, ran)))
-    return tuple(found)
+        edits = version(tensor) if slot in own else -1
+        found.append((shared, edits, *_look(tensor)))
+        sizes.append((tensor.shape, tensor.device))
+    return tuple(found), tuple(sizes)
 
 
-def _look(tensor: torch.Tensor, ran: Ran) -> tuple[object, ...]:
+def _look(tensor: torch.Tensor) -> tuple[object, ...]:
     if tensor.layout != torch.strided:
         return (tensor.dtype, tensor.layout)
-    # Other code edits weights and inputs; a view has the version of its base.
-    made = base_of(tensor)
-    made = tensor if made is None else made
-    is_own = made.grad_fn is not None and ran.value_of(made) is not None
     shape = tensor.shape
     ones = tuple(size == 1 for size in shape) if 1 in shape else len(shape)
     offset = tensor.storage_offset()
@@ -404,8 +543,7 @@ def _look(tensor: torch.Tensor, ran: Ran) -> tuple[object, ...]:
             (d for d, size in enumerate(shape) if size != 1), key=lambda d: -strides[d]
         )
         order = tuple((d, strides[d] == 0) for d in dims)
-    edits = version(tensor) if is_own else -1
-    return (tensor.dtype, edits, ones, fills, bool(offset), order)
+    return (tensor.dtype, ones, fills, bool(offset), order)
 
 
 # ------------------------------------------------------------------ the recipe
@@ -450,6 +588,24 @@ _MADE = (*_PACKED, Source.RUN, Source.PART)
 _READ = (*_PACKED, Source.SAVED, Source.WHOLE)
 
 
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a recipe frees and takes in one call."""
+
+    freed_bytes: float
+    flops: float
+    """Of products that run again."""
+    moved_bytes: float
+    """Bytes that all other operators read and write."""
+    room_bytes: float
+    """About the most that it holds to rebuild one tensor."""
+    copied_bytes: float
+    """Of copies of weights among what is freed: Note: [Copies]."""
+
+
+_NO_WORK = Work(0.0, 0.0, 0.0, 0.0, 0.0)
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
     """How to rebuild what one kind of call drops."""
@@ -466,8 +622,15 @@ class Recipe:
     """Everything that it reads or drops."""
     shown: Mapping[Slot, Slot]
     """Dropped operands that an output replaces, each with where that is saved."""
+    own: frozenset[Slot]
+    """Those of `slots` that the layer has made."""
+    work: Work
     looks: tuple[object, ...] = ()
     """The layouts of those tensors in the call for which it was made."""
+    seen: dict[object, weakref.ref[State]] = field(default_factory=dict)
+    """What a layer contained as it was checked as a whole, by layer and sizes."""
+    turns: Iterator[int] = field(default_factory=itertools.count)
+    """Which storage is checked next at such sizes."""
 
 
 class BarrierError(RuntimeError):
@@ -518,6 +681,13 @@ class _Program:
         slots = {Slot(s.node, s.name) for s in steps if s.source in _READ}
         slots |= self._witnesses | {slot for slot, _ in drops} | set(shown.values())
         needs = {index: self._behind(index) for _, index in drops}
+        storages_of = self._graph.storages
+        own = {
+            slot
+            for slot in slots
+            if self._graph.storage_of(slot) in storages_of
+            and not storages_of[self._graph.storage_of(slot)].is_fixed
+        }
         return Recipe(
             tuple(steps),
             tuple(readers),
@@ -525,7 +695,32 @@ class _Program:
             needs,
             tuple(sorted(slots)),
             shown,
+            frozenset(own),
+            self._work(needs),
         )
+
+    def _work(self, needs: Mapping[int, tuple[int, ...]]) -> Work:
+        graph, price, made = self._graph, dict[int, Price](), dict[int, int]()
+        for index, step in enumerate(self._steps):
+            if step.source is Source.RUN:
+                price[index] = graph.price(step.node)
+                made[index] = graph.made_bytes(step.node)
+            elif step.source in _PACKED:
+                price[index] = graph.packing(Slot(step.node, step.name))
+        freed = {key: float(graph.freed_bytes(key)) for key in self._dropped}
+        copies = [n_bytes for key, n_bytes in freed.items() if graph.is_copy(key)]
+        rooms = [sum(made.get(at, 0) for at in each) for each in needs.values()]
+        return Work(
+            sum(freed.values()),
+            sum(each.flops for each in price.values()),
+            sum(each.moved_bytes for each in price.values()),
+            max(rooms, default=0) + max(freed.values(), default=0.0),
+            sum(copies),
+        )
+
+    def nodes(self) -> list[int]:
+        """Return the nodes whose operators run again."""
+        return [step.node for step in self._steps if step.source is Source.RUN]
 
     def _behind(self, index: int) -> tuple[int, ...]:
         """Return all steps that one needs, with itself."""
@@ -585,7 +780,7 @@ class _Program:
         if key in self._at:
             return self._at[key]
         operator = OPERATORS.get(kind)
-        if operator is None:
+        if operator is None or (operator.flops and self._graph.keeps_products):
             raise BarrierError(kind)
         n_edges = len(self._graph.ran.edges[node])
         wanted = operator.operands or tuple(map(Operand, range(n_edges)))
@@ -631,18 +826,33 @@ class _Program:
         raise BarrierError(self._graph.kinds[node])
 
 
-def make_recipe(ran: Ran) -> Recipe | None:
-    """Return the recipe for everything that one call can drop; None if nothing.
+def draft(graph: Graph, chosen: Container[Slot]) -> Recipe | None:
+    """Return a recipe that was not tried; None if nothing is chosen.
 
     Args:
-        ran: The call, with nothing dropped yet.
+        graph: A call's graph, with nothing dropped yet.
+        chosen: Where the storages to drop were first saved.
     """
-    graph = Graph(ran)
-    dropped = {
+    dropped = _among(graph, chosen)
+    return _Program(graph, dropped).recipe(dropped.values()) if dropped else None
+
+
+def _among(graph: Graph, chosen: Container[Slot]) -> dict[int, Saved]:
+    return {
         key: storage
         for key, storage in graph.storages.items()
-        if not storage.is_fixed and _is_droppable(graph, key, storage)
+        if storage.slots[0] in chosen and not storage.is_fixed
     }
+
+
+def make_recipe(graph: Graph, chosen: Container[Slot]) -> Recipe | None:
+    """Return a recipe that drops what is chosen and comes out; None if nothing does.
+
+    Args:
+        graph: A call's graph, with nothing dropped yet.
+        chosen: Where the storages to drop were first saved.
+    """
+    dropped = _among(graph, chosen)
     while dropped:
         recipe = _Program(graph, dropped).recipe(dropped.values())
         right = {
@@ -651,26 +861,58 @@ def make_recipe(ran: Ran) -> Recipe | None:
             if comes_out(recipe, graph, storage.slots)
         }
         if len(right) == len(dropped):
-            found = looks(recipe.slots, ran)
-            if found is None:
-                return None
-            return replace(recipe, looks=found)
+            found = looks(recipe.slots, recipe.own, graph.ran)
+            return None if found is None else replace(recipe, looks=found[0])
         dropped = right
     return None
 
 
-def _is_droppable(graph: Graph, key: int, storage: Saved) -> bool:
-    value = storage.shown or storage.root
+def choices(graph: Graph, n: int) -> tuple[frozenset[Slot], ...]:
+    """Return what to drop at some points between keeping all and recomputing all.
+
+    Args:
+        graph: A call's graph, with nothing dropped yet.
+        n: How many points before the last, which drops everything.
+
+    Returns:
+        For each point where the storages to drop were first saved.
+    """
+    goods: dict[Hashable, tuple[float, frozenset[Hashable]]] = {}
+    costs: dict[Hashable, float] = {}
+    # What an output shows is not there for operators that read the operand itself.
+    shown = {key for key, storage in graph.storages.items() if storage.shown}
+    for key, storage in graph.storages.items():
+        if storage.is_fixed:
+            continue
+        price = _prices_to_drop(graph, key, storage, shown)
+        if price is not None:
+            for at, each in price.items():
+                costs[at] = each.like_bytes + each.moved_bytes
+            goods[storage.slots[0]] = float(graph.freed_bytes(key)), frozenset(price)
+    found: Any = corners(goods, costs)
+    return tuple([*(point.dropped for point in few(found, n)), found[-1].dropped])
+
+
+def _prices_to_drop(
+    graph: Graph, key: int, storage: Saved, shown: set[int]
+) -> dict[Hashable, Price] | None:
+    """Return the prices of what must run if a storage is dropped; None if it cannot."""
+    if storage.shown is not None:
+        return {}
+    value = storage.root
     if value is None:
-        return all(_can_be_packed(graph, slot) for slot in storage.slots)
+        if not all(_can_be_packed(graph, slot) for slot in storage.slots):
+            return None
+        return {("pack", key): graph.packing(storage.slots[0])}
     operator = OPERATORS.get(graph.kinds[value.node])
-    if value.output and operator is not None and not operator.is_view:
-        return False  # a norm's mean and deviation: small, and slow to compute again
+    if value.output and not (operator and (operator.is_view or operator.positions)):
+        return None  # a norm's mean and deviation: small, and slow to compute again
+    program = _Program(graph, (key, *shown))
     try:
-        _Program(graph, (key,)).value(value)
+        program.value(value)
     except BarrierError:
-        return False
-    return True
+        return None
+    return {node: graph.price(node) for node in program.nodes()}
 
 
 def _can_be_packed(graph: Graph, slot: Slot) -> bool:
@@ -751,8 +993,8 @@ class Rebuild:
     recipe: Recipe
     layer: Layer | None = None
     """The layer, not its call; None for a trial."""
-    measured: Measured | None = None
-    """Where the bytes are counted that operators read and write."""
+    action: str = ""
+    """Its action."""
 
     def __post_init__(self) -> None:
         self._made: dict[int, Any] = {}
@@ -785,7 +1027,6 @@ class Rebuild:
                 self._fail("what it saved was rebuilt with another layout")
             if place.total is not None:
                 self._compare(place.total, _sum_of(rebuilt))
-                self._count(rebuilt, times=2)  # added up as it was dropped, and now
             return _placed(rebuilt, place.shape, place.stride, place.offset)
 
     def _compare(self, was: torch.Tensor, now: torch.Tensor) -> None:
@@ -809,10 +1050,10 @@ class Rebuild:
         """
         if self.layer is None:
             raise RuntimeError(why)
-        self.layer.exclude(SELECTIVE.name, why)
+        self.layer.exclude(self.action, why)
         msg = (
             f"{self.layer.name} cannot be rebuilt: {why}. From now on mimose does not "
-            f"use 'selective' for it. This step's gradients are incomplete: zero "
+            f"use {self.action!r} for it. This step's gradients are incomplete: zero "
             f"them and go on, or run steps with session.step(closure), which repeats "
             f"such a step"
         )
@@ -832,12 +1073,10 @@ class Rebuild:
             is_mine = operator.edit is not None and self._is_mine(step.operands[0])
             run = operator.edit if is_mine and operator.edit else operator.run
             made = run(source, *operands)
-            self._count(made, *operands)
         elif step.source is Source.PART:
             made = self.value(step.operands[0], sources)[step.argument]
         elif step.source in _PACKED:
             made = _unpacked(source)
-            self._count(made, times=6)  # three kernels pack it, three unpack it
         elif isinstance(source, tuple):
             made, counted = source
             if version(made) != counted:
@@ -847,12 +1086,6 @@ class Rebuild:
         if not is_last and step.source in _MADE:
             self._made[index] = made
         return made
-
-    def _count(self, *tensors: Any, times: int = 1) -> None:
-        """Count the bytes of what kernels read and write, in measured steps."""
-        if self.measured is not None:
-            moved = sum(t.nbytes for t in tensors_in(tensors))
-            self.measured.moved_bytes += times * moved
 
     def _is_mine(self, index: int) -> bool:
         """Whether a step's result is a new tensor that one backward reads once."""
@@ -864,26 +1097,24 @@ class Rebuild:
         return step.source is Source.RUN and OPERATORS[step.name].is_fresh
 
 
-def drop(
-    recipe: Recipe, ran: Ran, layer: Layer, measured: Measured | None = None
-) -> int:
+def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str, sizes: object) -> int:
     """Drop what a recipe can rebuild, with hooks that rebuild it in the backward.
 
     Args:
         recipe: A recipe that fits this call.
         ran: The call.
         layer: The layer.
-        measured: The call's measurements, in a measured step. They get the bytes of
-            the copies of weights that are dropped: Note: [Copies] of
-            `mimose.cost.measured`.
+        action: Its action.
+        sizes: The sizes of the call: Note: [What is checked].
 
     Returns:
         The freed bytes, minus those held in their place.
     """
-    rebuild = Rebuild(recipe, layer, measured)
+    rebuild = Rebuild(recipe, layer, action)
     sources = _sources(recipe, ran)
     freed: dict[object, int] = {}
-    copied = 0
+    is_new = _is_new(recipe, layer, sizes)
+    turn = next(recipe.turns) % max(1, len({step for _, step in recipe.drops}))
     # Packed tensors come first, because others may be rebuilt from them.
     drops = sorted(recipe.drops, key=lambda d: recipe.steps[d[1]].source not in _PACKED)
     for slot, step in drops:
@@ -893,25 +1124,30 @@ def drop(
         n_bytes = lies[-1]
         key = slot if slot in recipe.shown else step
         if key not in freed:
+            is_checked = is_new or len(freed) == turn
             freed[key] = n_bytes
-            if (
-                own.name == _CAST
-                and recipe.steps[own.operands[0]].source is Source.WEIGHT
-            ):
-                copied += n_bytes
             if own.source in _PACKED:
                 sources[step] = _packed(own, tensor, ran)
                 freed[key] -= sources[step][0].untyped_storage().nbytes()
-            elif slot not in recipe.shown:  # its substitute has another sum
+            elif is_checked and slot not in recipe.shown:
+                # The substitute of a shown one has another sum.
                 total = _sum_of(tensor)
         taken = {index: sources[index] for index in recipe.needs[step]}
         place = Place(step, *lies, total, taken)
         del tensor
         handle = saved_handle(node, slot.name)
         handle.register_hooks(partial(_instead, place), rebuild.unpack)
-    if measured is not None:
-        measured.dropped_copies = min(float(copied), measured.copied_bytes)
     return sum(freed.values())
+
+
+def _is_new(recipe: Recipe, layer: Layer, sizes: object) -> bool:
+    """Whether all must be checked: Note: [What is checked]."""
+    state, key = layer.state_now(), (layer.index, sizes)
+    seen = recipe.seen.get(key)
+    if seen is None and len(recipe.seen) >= _MOST_SEEN:
+        return True
+    recipe.seen[key] = weakref.ref(state)
+    return seen is None or seen() is not state
 
 
 def _instead(place: Place, tensor: torch.Tensor) -> Place:
@@ -979,9 +1215,14 @@ class _Packed(NamedTuple):
 def _packed(step: Step, tensor: torch.Tensor, ran: Ran) -> _Packed:
     if step.source is Source.NOISE:
         return _pack_noise(tensor)
-    plane = saved_value(ran.nodes[step.node], "self").shape[-2:].numel()
+    return _Packed(tensor.to(_narrow(ran.nodes[step.node])), dtype=torch.int64)
+
+
+def _narrow(pool: Any) -> torch.dtype:
+    """Return the dtype that is enough for positions in the planes of a pool's node."""
+    plane = saved_value(pool, "self").shape[-2:].numel()
     small = (t for t in (torch.int16, torch.int32) if plane <= torch.iinfo(t).max)
-    return _Packed(tensor.to(next(small, torch.int64)), dtype=torch.int64)
+    return next(small, torch.int64)
 
 
 def _unpacked(packed: _Packed) -> torch.Tensor:
@@ -1041,83 +1282,247 @@ def _pack_noise(tensor: torch.Tensor) -> _Packed:
     return _Packed(pack_flags(flags), scale, tensor.shape, tensor.dtype)
 
 
-# ------------------------------------------------------------------ the action
+# ------------------------------------------------------------------ the actions
+
+
+class Points:
+    """What the selective actions of a session share: recipes, and choices.
+
+    Attributes:
+        prices: What moving a byte costs.
+    """
+
+    def __init__(self) -> None:
+        self.prices = prices_of("cpu", "")
+        self._recipes: cachetools.LRUCache[object, list[Recipe]]
+        self._recipes = cachetools.LRUCache(len(REBUILDING) * _MOST_KINDS)
+        self._choices: cachetools.LRUCache[object, tuple[frozenset[Slot], ...]]
+        self._choices = cachetools.LRUCache(_MOST_KINDS)
+        self._described: cachetools.LRUCache[object, bool]
+        self._described = cachetools.LRUCache(_MOST_SEEN)
+        self._n_made: MutableMapping[nn.Module, int] = weakref.WeakKeyDictionary()
+        self._weights: MutableMapping[nn.Module, int] = weakref.WeakKeyDictionary()
+        """By layer, a hash of the shapes of its weights."""
+
+    def around(
+        self, on_recompute: OnRecompute, call: Invocation, probe: Probe
+    ) -> OnRecompute:
+        """Return an `on_recompute` that also describes what it has made.
+
+        So bytes and costs are known before an action has run, and where no plan has
+        room to try it. The graph of a recomputation is there with all that it saves.
+
+        Args:
+            on_recompute: Runs the recomputation.
+            call: The call, which is not held.
+            probe: Measures it.
+        """
+        layer, trace, index = call.layer, probe.trace, probe.index
+        paths = [path for path, _ in _given(call)]
+
+        def run(forward: Callable[[], Any], given: Several[torch.Tensor]) -> Any:
+            began, versions = next_sequence_number(), list(map(version, given))
+            output = on_recompute(forward, given)
+            measured = trace.calls[index]
+            key = measured.family, measured.sizes
+            names = [
+                each.name for each in REBUILDING if each.name not in layer.excluded
+            ]
+            is_plain = not layer.is_compiled and len(given) == len(paths)
+            if names and is_plain and key not in self._described:
+                pairs = [*zip(paths, given, strict=True)]
+                try:
+                    with torch.no_grad(), without_autocast():
+                        ran = _ran(layer, pairs, versions, output, began)
+                        moved = Graph(ran, self.prices).moved_bytes()
+                        measured.moved_bytes[RECOMPUTE.name] = moved
+                        for name in names:
+                            self._describe(name, ran, measured, trace.room_bytes)
+                    self._described[key] = True
+                except _REFUSALS as error:
+                    _exclude(layer, names, error)
+                trace.mark("described", index)
+            return output
+
+        return run
+
+    def _describe(
+        self, name: str, ran: Ran, measured: Measured, room_bytes: float
+    ) -> None:
+        graph, found = Graph(ran, self.prices), self.known(name, ran)
+        if found is None:
+            made = draft(graph, self._chosen(name, graph))
+            if made is not None and made.work.room_bytes <= room_bytes:
+                made = self.make(name, graph)
+        else:
+            made = found[0]
+        tell(graph.work(made), name, measured)
+
+    def known(self, name: str, ran: Ran) -> tuple[Recipe | None, object] | None:
+        """Return the recipe that fits a call, and the call's sizes.
+
+        Args:
+            name: The action.
+            ran: The call, with nothing dropped yet.
+
+        Returns:
+            None if one must be made; None as the recipe if there can be none.
+        """
+        known = self._recipes.get((name, self._kind(ran)))
+        for recipe in known or ():
+            found = looks(recipe.slots, recipe.own, ran)
+            if found is not None and found[0] == recipe.looks:
+                return recipe, found[1]
+        if known == [] or self._n_made.get(ran.module, 0) >= _MOST_MADE:
+            return None, None
+        return None
+
+    def room(self, name: str, graph: Graph) -> float:
+        """Return the bytes that it takes to make a recipe."""
+        made = draft(graph, self._chosen(name, graph))
+        return 0.0 if made is None else made.work.room_bytes
+
+    def make(self, name: str, graph: Graph) -> Recipe | None:
+        """Make a recipe, and compare all that it rebuilds, bit by bit.
+
+        Args:
+            name: The action.
+            graph: The call's, with nothing dropped yet.
+
+        Returns:
+            The recipe; None if nothing can be dropped.
+        """
+        ran = graph.ran
+        self._n_made[ran.module] = self._n_made.get(ran.module, 0) + 1
+        key = name, self._kind(ran)
+        made = make_recipe(graph, self._chosen(name, graph))
+        self._recipes[key] = known = self._recipes.get(key) or []
+        if made is not None:
+            known.append(made)
+        return made
+
+    def _kind(self, ran: Ran) -> tuple[object, ...]:
+        """Return what calls have in common that drop the same."""
+        module = ran.module
+        if module not in self._weights:
+            shapes = tuple(weight.shape for weight in module.parameters())
+            self._weights[module] = hash(shapes)
+        return ran.signature(), self._weights[module], _flags()
+
+    def _chosen(self, name: str, graph: Graph) -> frozenset[Slot]:
+        """Return what an action drops in calls with such graphs."""
+        key = self._kind(graph.ran)
+        if key not in self._choices:
+            self._choices[key] = choices(graph, len(REBUILDING) - 1)
+        at = [each.name for each in REBUILDING].index(name)
+        return self._choices[key][at]
+
+
+_REFUSALS = LookupError, TypeError, ValueError, RuntimeError
+
+
+def _exclude(layer: Layer, names: Iterable[str], error: Exception) -> None:
+    """Exclude actions, because an operator failed before anything was dropped.
+
+    Raises:
+        Exception: The error, if memory ran out.
+    """
+    if is_out_of_memory(error):
+        raise error
+    for name in names:
+        layer.exclude(name, f"{type(error).__name__}: {error}")
+
+
+def _flags() -> tuple[object, ...]:
+    """Return all flags that choose kernels."""
+    read = [get() for get, _ in KERNEL_FLAGS]
+    flags = [tuple(flag) if isinstance(flag, list) else flag for flag in read]
+    return (*flags, matmul_precision(), torch.are_deterministic_algorithms_enabled())
+
+
+def _given(call: Invocation) -> list[tuple[str, torch.Tensor]]:
+    """Return the input tensors of a call, each once, with its first path."""
+    found = {id(t): (path, t) for path, t in [*argument_tensors(*call[1:3])][::-1]}
+    return [*found.values()][::-1]
+
+
+def _ran(
+    layer: Layer,
+    given: Several[tuple[str, torch.Tensor]],
+    versions: Several[int],
+    output: Any,
+    began: int,
+) -> Ran:
+    pairs = zip(given, versions, strict=True)
+    edited = tuple(version(tensor) != before for (_, tensor), before in pairs)
+    outputs = [t for t in tensors_in(output) if t.grad_fn is not None]
+    return Ran(layer.module, given, outputs, edited, began)
+
+
+def tell(work: Work, name: str, measured: Measured) -> None:
+    """Record what an action holds and takes in a measured call."""
+    kept = measured.held_bytes.get(KEEP.name, 0.0)
+    measured.held_bytes[name] = max(0.0, kept - work.freed_bytes)
+    measured.costs[name], measured.moved_bytes[name] = work.flops, work.moved_bytes
+    copied = min(work.copied_bytes, measured.copied_bytes)
+    measured.dropped_copies[name] = copied
 
 
 class Selective(KeepLess):
-    """Holds the results of matrix products and the like, and rebuilds the rest."""
+    """Drops some of what a layer saves, and rebuilds it just before it is needed.
 
-    spec = SELECTIVE
+    Args:
+        spec: Which of `REBUILDING`.
+        points: What these share.
+    """
 
-    def __init__(self) -> None:
-        self._known: cachetools.LRUCache[object, list[Recipe]]
-        self._known = cachetools.LRUCache(_MOST_KINDS)
-        self._n_made: MutableMapping[nn.Module, int] = weakref.WeakKeyDictionary()
+    def __init__(self, spec: ActionSpec, points: Points) -> None:
+        self.spec, self.points = spec, points
 
     def run(self, call: Invocation, probe: Probe | None) -> Any:
         """Run the forward, and drop what can be rebuilt."""
-        began = next_sequence_number()
-        given = list(argument_tensors(call.args, call.kwargs))
-        inputs = [tensor for _, tensor in given]
-        versions = list(map(version, inputs))
+        began, given = next_sequence_number(), _given(call)
+        versions = [version(tensor) for _, tensor in given]
         output = super().run(call, probe)
-        kept, may_make = 0.0, True
-        measured: Measured | None = None
         if probe is not None:
-            trace, measured = probe.trace, probe.trace.calls[probe.index]
-            trace.mark("ran", probe.index)
-            kept = measured.held_bytes.get(KEEP.name, 0.0)
-            # A trial may need as much memory as the call holds.
-            may_make = kept <= trace.room_bytes
-        outputs = [t for t in tensors_in(output) if t.grad_fn is not None]
-        pairs = zip(inputs, versions, strict=True)
-        edited = tuple(version(tensor) != before for tensor, before in pairs)
-        freed: int | None = 0
+            probe.trace.mark("ran", probe.index)
         try:
-            ran = Ran(call.layer.module, given, outputs, edited, began)
-            freed = self._let_go(ran, call.layer, measured, may_make=may_make)
-        except (LookupError, TypeError, ValueError, RuntimeError) as error:
-            # An operator failed in a trial; nothing was dropped yet.
-            if is_out_of_memory(error):
-                raise
-            call.layer.exclude(self.spec.name, f"{type(error).__name__}: {error}")
-        if measured is not None:
-            if freed is None:
-                measured.action = KEEP.name
-            else:
-                measured.held_bytes[self.spec.name] = max(0.0, kept - freed)
+            with torch.no_grad():
+                ran = _ran(call.layer, given, versions, output, began)
+                self._let_go(ran, call.layer, probe)
+        except _REFUSALS as error:
+            _exclude(call.layer, [self.spec.name], error)
+            if probe is not None:
+                tell(_NO_WORK, self.spec.name, probe.trace.calls[probe.index])
         return output
 
-    def _let_go(
-        self, ran: Ran, layer: Layer, measured: Measured | None, *, may_make: bool
-    ) -> int | None:
-        """Drop what a recipe rebuilds; return the freed bytes.
+    def _let_go(self, ran: Ran, layer: Layer, probe: Probe | None) -> None:
+        """Drop what a recipe rebuilds.
 
         Args:
             ran: The call, with nothing dropped yet.
             layer: The layer.
-            measured: The call's measurements, in a measured step.
-            may_make: Whether a recipe may be made, which takes memory that no plan has
-                counted.
-
-        Returns:
-            None if a recipe is missing and must not be made now.
+            probe: Measures it; None if the step is not measured.
         """
-        with torch.no_grad():
-            key = ran.signature()
-            known = self._known.get(key)
-            for recipe in known or ():
-                if looks(recipe.slots, ran) == recipe.looks:
-                    return drop(recipe, ran, layer, measured)
-            n_made = self._n_made.get(ran.module, 0)
-            if known == [] or n_made >= _MOST_MADE:
-                return 0
-            if not may_make:
-                return None
-            self._n_made[ran.module] = n_made + 1
-            made = make_recipe(ran)
-            self._known[key] = known = known or []
-            if made is None:
-                return 0
-            known.append(made)
-            return drop(made, ran, layer, measured)
+        name, points = self.spec.name, self.points
+        measured = None if probe is None else probe.trace.calls[probe.index]
+        found = points.known(name, ran)
+        if found is None:
+            graph = Graph(ran, points.prices)
+            if (
+                probe is not None
+                and measured is not None
+                and points.room(name, graph) > probe.trace.room_bytes
+            ):
+                measured.action = KEEP.name  # no plan has counted what a trial takes
+                return
+            made = points.make(name, graph)
+            del graph
+            found = (None, None) if made is None else points.known(name, ran)
+        recipe, sizes = found or (None, None)
+        if measured is not None:
+            work = Graph(ran, points.prices).work(recipe)
+            tell(work, name, measured)
+            measured.flops = round(work.flops)
+        if recipe is not None:
+            drop(recipe, ran, layer, name, sizes)

@@ -90,8 +90,10 @@ def with_step(model: CostModel, step: MeasuredStep) -> CostModel:
         counted=tuple(sorted(counted.union(pattern.counted))),
     )
     copied = {**model.copied, **_copied(model, step.calls)}
+    seen = {call.family: call.precision for call in step.calls if call.precision}
     scale = max(model.scale, step.growth_bytes)
-    model = replace(model, copied=copied, scale=scale)
+    precisions = {**model.precisions, **seen}
+    model = replace(model, copied=copied, scale=scale, precisions=precisions)
     others = {c: p for c, p in model.patterns.items() if c != step_input.context}
     learned = model.with_readings(
         _Readings(model, step, ran).by_key,
@@ -112,8 +114,10 @@ def _copied(model: CostModel, calls: Sequence[Measured]) -> dict[str, dict[str, 
             continue
         held = found.setdefault(call.family, {first: call.copied_bytes})
         if call.action != first and not model.menu.spec(call.action).recomputes:
-            own = call.copied_bytes - call.dropped_copies
-            held[call.action] = min(own, held.get(call.action, own))
+            held.setdefault(call.action, call.copied_bytes)
+        for action, dropped in call.dropped_copies.items():
+            own = call.copied_bytes - dropped
+            held[action] = min(own, held.get(action, own))
     return {
         name: {**model.copied.get(name, {}), **held} for name, held in found.items()
     }
@@ -209,21 +213,21 @@ class _Readings:
                 (action if action == call.action else AGAIN): value
                 for action, value in sample.forward_transient_bytes.items()
             }
-            if model.reruns(call) and not model.menu.spec(call.action).recomputes:
-                # Autocast casts an input once in a recomputation, where it is a leaf,
-                # and for each reader in a forward. The readings would not agree.
+            cost, moved = dict(sample.cost), dict(call.moved_bytes)
+            if self._is_known_again(call):
                 held.pop(model.menu.first, None)
+                if model.menu.spec(call.action).rebuilds:
+                    for each in (held, cost, moved):
+                        each.pop(call.action, None)
             for kind, what, values in (
                 ("exact", "held", held),
                 ("exact", "host", call.host_bytes),
-                ("exact", "cost", sample.cost),
+                ("exact", "cost", cost),
+                ("exact", "moved", moved),
                 ("transient", "forward", forward),
             ):
                 for action, value in values.items():
                     self._add((kind, family, what, action), sizes, value)
-            if call.moved_bytes:
-                moved = "exact", family, "moved", call.action
-                self._add(moved, sizes, call.moved_bytes)
             self._add(("exact", family, "own output"), sizes, call.kept_output_bytes)
             key = backward_key(step_input, family, around)
             behind = backward_sizes(step_input, sizes, around)
@@ -231,6 +235,15 @@ class _Readings:
                 self._add(("transient", *key, action), behind, transient)
             for left in sample.backward_retained_bytes.values() if is_least else ():
                 self._add(("retained", *key), behind, left)
+
+    def _is_known_again(self, call: Measured) -> bool:
+        """Whether recomputations show what a call holds that does not recompute.
+
+        Autocast casts an input once in a recomputation, where it is a leaf, and for
+        each reader in a forward. The readings would not agree.
+        """
+        model = self._model
+        return model.reruns(call) and not model.menu.spec(call.action).recomputes
 
     def _add_beyond(
         self, between: Sequence[Key], segments: Sequence[SegmentSample]
@@ -253,7 +266,8 @@ class _Readings:
             if not (around[1] or is_last):
                 continue  # another forward follows
             counted = call.held_bytes.get(action)
-            if counted is None or (action == model.menu.first and model.reruns(call)):
+            is_again = action == model.menu.first or model.menu.spec(action).rebuilds
+            if counted is None or (is_again and self._is_known_again(call)):
                 # The gap contains what was not counted.
                 known = model.predict(("exact", ran.family, "held", action), sizes)
                 retained += (counted or 0.0) - known

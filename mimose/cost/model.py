@@ -26,6 +26,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
 from mimose.cost.pattern import Around, LayerCall, Pattern, as_tuples
+from mimose.cost.prices import HALF, Prices, prices_of
 from mimose.cost.series import NEVER, Kind, Series
 from mimose.planners import Menu
 from mimose.planners.actions import EXACT_MENU
@@ -39,19 +40,6 @@ Readings: TypeAlias = Mapping[Key, Iterable[tuple[Sizes, float]]]
 
 AGAIN = "again"
 """Stands for the action of a kept forward that was read from a recomputation."""
-
-
-def flops_of_a_byte(device_type: str) -> float:
-    """Return the FLOPs that take as long as moving a byte from or to memory.
-
-    In bf16 an A100, RTX 4090, A10, H100 or H200 computes 117, 128, 148, 160 or 170 in
-    that time. On one CPU core `selective` took 24% of a BERT layer's time, its whole
-    recomputation 41%.
-
-    Args:
-        device_type: The model's. Nothing else counts, so equal runs make equal plans.
-    """
-    return 10.0 if device_type == "cpu" else 160.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,8 +63,10 @@ class CostModel:
     copied: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
     """Bytes of copies of weights in what a call holds, by family and action: Note:
     [Copies]."""
-    byte_flops: float = 10.0
-    """FLOPs that take as long as moving a byte: see `flops_of_a_byte`."""
+    prices: Prices = field(default_factory=lambda: prices_of("cpu", ""))
+    """What moving a byte costs, in FLOPs."""
+    precisions: Mapping[str, str] = field(default_factory=dict)
+    """Of most FLOPs of a layer's products, by family: see `mimose.cost.prices`."""
     limits: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """The allowed actions of layers that do not allow all."""
 
@@ -122,6 +112,22 @@ class CostModel:
             own = self.copied_bytes(call, action)
             held[call.layer] = max(own, held.get(call.layer, 0.0))
         return sum(made.values()) - sum(held.values())
+
+    @property
+    def byte_flops(self) -> float:
+        """FLOPs that take as long as moving a byte, in the fastest products seen."""
+        seen = set(self.precisions.values()) or {HALF}
+        return max(map(self.prices.of, seen))
+
+    def byte_price(self) -> tuple[float, str, str] | None:
+        """Return `byte_flops`, its precision and its source; None without products."""
+        for precision in sorted({*self.precisions.values()}, key=self.prices.of)[-1:]:
+            return self.byte_flops, precision, self.prices.source
+        return None
+
+    def slowness(self, family: str) -> float:
+        """Return how much longer a FLOP of a family takes than one of `byte_flops`."""
+        return self.byte_flops / self.prices.of(self.precisions.get(family, HALF))
 
     def pattern(self, step_input: StepInput) -> Pattern:
         """Return the pattern of the calls that ran in a step, or may run in it.
@@ -214,7 +220,14 @@ class CostModel:
         owners = {*patterns, *(p.structure for p in patterns.values()), *families}
         series = {key: s for key, s in self.series.items() if key[1] in owners}
         copied = {family: n for family, n in self.copied.items() if family in owners}
-        return replace(self, patterns=patterns, series=series, copied=copied)
+        precisions = {f: p for f, p in self.precisions.items() if f in owners}
+        return replace(
+            self,
+            patterns=patterns,
+            series=series,
+            copied=copied,
+            precisions=precisions,
+        )
 
     # ------------------------------------------------------------------ two writers
 
@@ -261,6 +274,7 @@ class CostModel:
             "n_steps": self.n_steps,
             "limits": {str(layer): list(names) for layer, names in self.limits.items()},
             "copied": {family: dict(held) for family, held in self.copied.items()},
+            "precisions": dict(self.precisions),
             "patterns": {
                 context: pattern.state_dict()
                 for context, pattern in self.patterns.items()
@@ -283,6 +297,7 @@ class CostModel:
             n_steps=int(state["n_steps"]),
             limits={int(u): as_tuples(names) for u, names in state["limits"].items()},
             copied=state["copied"],
+            precisions=state["precisions"],
             patterns={c: Pattern.from_state(p) for c, p in state["patterns"].items()},
             series=series,
         )

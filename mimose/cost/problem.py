@@ -257,9 +257,10 @@ class _Layer:
     def _cost(self, spec: ActionSpec, freed_bytes: float) -> float:
         """Return an action's cost in FLOPs: those it runs, and those for its bytes.
 
+        They are FLOPs of the fastest products of the model.
+
         Pointwise operators are bound by the memory. Those of a recomputation move about
-        the bytes that it brings back: 0.9 times as many in BERT-large under autocast on
-        the hollow card.
+        the bytes that it brings back, if they were not counted.
         """
         if spec.name == self.model.menu.first:
             return 0.0
@@ -269,7 +270,8 @@ class _Layer:
             n_bytes = self._predict(moved)
         elif not spec.recomputes:
             n_bytes *= _COPIED if spec.needs_host else _MOVED
-        cost = self.flops(spec.name) + self.model.byte_flops * n_bytes
+        flops = self.flops(spec.name) * self.model.slowness(self.call.family)
+        cost = flops + self.model.byte_flops * n_bytes
         if spec.recomputes and spec.needs_host:
             cost *= _AND_COPIES
         return cost or 1.0

@@ -39,7 +39,7 @@ from mimose.memory.meters import Meter
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners import Menu
 from mimose.planners.actions import KEEP, RECOMPUTE
-from mimose.tensors import storages_in, tensors_in
+from mimose.tensors import precision_of, storages_in, tensors_in
 from mimose.torch_private import (
     TorchDispatchMode,
     base_of,
@@ -65,6 +65,7 @@ _ATTENTION = {
         "_scaled_dot_product_cudnn_attention",
     )
 }
+_CONVOLUTIONS = {torch.ops.aten.convolution, torch.ops.aten._convolution}
 
 
 # ------------------------------------------------------------------ one call, counted
@@ -102,6 +103,7 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live_bytes = 0
         self.peak_bytes = 0
         self.flops = 0
+        self._by_precision: Counter[str] = Counter()
         # storage identity -> (weak reference, bytes)
         self._made: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._copies: set[int] = set()
@@ -123,12 +125,21 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._count(args, kwargs, result)
             if func is to_copy and _is_weight(args[0]):
                 self._copies.update(storages_in(result))
-        packet = overload_packet(func)
+        packet, flops = overload_packet(func), 0
         if packet in _ATTENTION:
-            self.flops += attention_flops(*args[:3])
+            flops = attention_flops(*args[:3])
         elif packet in flop_registry:
-            self.flops += flop_registry[packet](*args, **kwargs, out_val=result)
+            flops = flop_registry[packet](*args, **kwargs, out_val=result)
+        if flops:
+            self.flops += flops
+            precision = precision_of(args[0].dtype, packet in _CONVOLUTIONS)
+            self._by_precision[precision] += flops
         return result
+
+    def precision(self) -> str:
+        """Return the precision of most FLOPs; "" without any."""
+        most = self._by_precision.most_common(1)
+        return most[0][0] if most else ""
 
     def copied_bytes(self) -> int:
         """Sum the live bytes of copies of weights in another precision."""
@@ -183,6 +194,8 @@ class Reading(NamedTuple):
     """Bytes of copies of weights that autocast keeps."""
     saved_output_bytes: float | None = None
     """Bytes of its outputs that its own operators have saved; None if not known."""
+    precision: str = ""
+    """Of most FLOPs: see `mimose.cost.prices`; "" if not counted."""
 
 
 Gauge: TypeAlias = Callable[
@@ -208,8 +221,9 @@ def by_operators(
         copied = float(tracker.copied_bytes()) if autocast_keeps_copies() else 0.0
     held = {KEEP.name: live, RECOMPUTE.name: float(tracker.bytes_made(output))}
     flops, peak = tracker.flops, tracker.peak_bytes
+    n_bytes, precision = saves.total_bytes(), tracker.precision()
     return output, Reading(
-        held, flops, early_flops, peak, saves.total_bytes(), copied, own
+        held, flops, early_flops, peak, n_bytes, copied, own, precision
     )
 
 
@@ -450,6 +464,7 @@ class Trace:
         """Run a call that is kept, and count what it holds."""
         output, reading = gauge(forward, inputs)
         call = self.calls[index]
+        call.precision = reading.precision
         call.count(reading.held_bytes, flops=0)
         call.copied_bytes = reading.copied_bytes
         return output
@@ -473,6 +488,7 @@ class Trace:
             call = self.calls[index]
             call.count(reading.held_bytes, reading.flops, reading.early_flops)
             call.copied_bytes = reading.copied_bytes
+            call.precision = reading.precision
             call.kept_output_bytes = reading.saved_output_bytes
             if not self._meter.reads_peak:
                 self._least_peak_bytes = self.marks[-1].live_bytes + reading.peak_bytes
@@ -594,10 +610,12 @@ def _loss(turn: Mark | None, mark: Mark, level: float) -> SegmentSample:
 def _cost(call: Measured, menu: Menu) -> dict[str, float]:
     """Return the counted FLOPs, by the action that runs them again."""
     is_kept = call.action == menu.first  # its forward was not counted
-    if not call.flops and (is_kept or not call.held_bytes):
-        return {}
+    if menu.spec(call.action).rebuilds or (
+        not call.flops and (is_kept or not call.held_bytes)
+    ):
+        return call.costs
     rerun = menu.least if call.action == menu.first else call.action
-    return {rerun: float(call.early_flops or call.flops)}
+    return {**call.costs, rerun: float(call.early_flops or call.flops)}
 
 
 def _copies_end(marks: Sequence[Mark]) -> str:
@@ -622,6 +640,8 @@ def _backward_segment(
         return {}, {}
     added = transient = 0.0
     for mark in marks[1:]:
+        if mark.kind == "described":
+            continue  # the peak of a comparison
         if mark.kind == "recomputed":
             added = held[first] - held[call.action]
         else:

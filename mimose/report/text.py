@@ -135,6 +135,12 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
             f"{pinned if host.pinned_peak_bytes else ''}; {host.n_refused} tensors did "
             f"not fit and stayed on the device",
         )
+    if summary.byte_price is not None:
+        flops, precision, source = summary.byte_price
+        yield (
+            "prices",
+            f"a byte moved as {flops:g} FLOPs ({precision} precision, {source})",
+        )
     if summary.agreement is not None:
         n_ranks, n_exchanges, seconds, n_changed = summary.agreement
         yield (

@@ -16,7 +16,7 @@ from torch import distributed, nn
 
 from mimose.actions.base import Action
 from mimose.actions.host import Host
-from mimose.actions.registry import choose, menu_of
+from mimose.actions.registry import choose, menu_of, points_of
 from mimose.budget import (
     Budget,
     all_there_is,
@@ -26,7 +26,8 @@ from mimose.budget import (
     rank_share,
 )
 from mimose.cost.learner import Learner
-from mimose.cost.model import CostModel, flops_of_a_byte
+from mimose.cost.model import CostModel
+from mimose.cost.prices import prices_of
 from mimose.cost.problem import Memory
 from mimose.cost.series import kinds_of
 from mimose.distributed import Ranks, find_ranks, later_waits
@@ -55,6 +56,7 @@ from mimose.runtime.seconds import StepSeconds
 from mimose.runtime.step import Steps
 from mimose.runtime.unplanned import Unplanned
 from mimose.runtime.watched import Ahead, ShapesToCome
+from mimose.state import card_name
 from mimose.torch_private import COMPILED_CALL, set_graphs_by_use
 from mimose.types import StepInput
 from mimose.worker import Worker
@@ -94,6 +96,8 @@ class Options:
     """Whether there is a worker thread, which also improves plans."""
     host: Host | None = None
     """Holds tensors in the host's memory, within its budget."""
+    byte_flops: float | None = None
+    """What moving a byte costs; see `mimose.attach`."""
     agree: Any = "auto"
     """Which ranks agree on plans: see `mimose.distributed.find_ranks`."""
 
@@ -172,11 +176,15 @@ class Engine:
         self.action_at = getattr(planner, "action_at", None)
         self.plans = self.action_at is None
         self.worker = Worker(is_inline=not options.refine)
+        prices = prices_of(self.device.type, card_name(self.device), options.byte_flops)
+        points = points_of(options.actions)
+        if points is not None:
+            points.prices = prices
         self.learner = Learner(
             CostModel(
                 kinds_of(options.predictor, meter.noise_bytes),
                 menu_of(options.actions),
-                byte_flops=flops_of_a_byte(self.device.type),
+                prices=prices,
             ),
             self.worker,
         )

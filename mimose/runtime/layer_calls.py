@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from mimose.actions.base import Invocation, Probe
+from mimose.actions.registry import points_of
 from mimose.cost.series import Kind, Series
 from mimose.exactness.layer import Layer
 from mimose.exceptions import NotRecomputableError
@@ -72,6 +73,7 @@ class LayerCalls:
         self._device = engine.device
         self.gauges = Gauges(root)
         self._actions = {action.spec.name: action for action in actions}
+        self._points = points_of(actions)
         self._first, self._least = actions[0].spec.name, actions[-1].spec.name
         self._recomputing = {a.spec.name for a in actions if a.spec.recomputes}
         self._flops: dict[tuple[str, int], Series] = {}
@@ -270,7 +272,8 @@ class LayerCalls:
         probe = None
         if not is_free:
             gauge = self.gauges.of_call(layer, inputs, measured)
-            probe = Probe(trace, index, gauge, inputs)
+            around = None if self._points is None else self._points.around
+            probe = Probe(trace, index, gauge, inputs, around)
         output = self._act(name, call, probe)
         ranks = trace.leave(index, inputs, output)
         alike = self.mode.layer_keys[layer.index], autocast_state(self._device)

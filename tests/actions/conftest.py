@@ -22,5 +22,5 @@ def freed(monkeypatch):
 @pytest.fixture
 def always_selective(toys):
     """Options of a session that runs everything under `selective`."""
-    action = "selective"
-    return {"budget": "1TiB", "actions": action, "planner": toys.Always(action)}
+    action = "selective_all"
+    return {"budget": "1TiB", "actions": [action], "planner": toys.Always(action)}

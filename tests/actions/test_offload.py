@@ -8,7 +8,6 @@ import torch
 
 import mimose
 from mimose.actions.host import Host
-from mimose.runtime import engine
 
 pytestmark = pytest.mark.sim
 
@@ -143,13 +142,11 @@ def _highest(sim, model, batches, planner):
 
 
 @pytest.mark.parametrize("action", BOTH)
-def test_it_is_learned_and_planned(sim, toys, monkeypatch, action):
+def test_it_is_learned_and_planned(sim, toys, action):
     """Plans keep the host's budget, and the device's peak comes as predicted.
 
     Its own is but a few segments here, too small for a wall.
     """
-    # Layers as narrow as these are recomputed for less.
-    monkeypatch.setattr(engine, "flops_of_a_byte", lambda _: 0.5)
     sim.empty_cache()
     sim.set_expandable_segments(True)
     model = toys.chain(5, width=128).to("sim")
@@ -160,7 +157,8 @@ def test_it_is_learned_and_planned(sim, toys, monkeypatch, action):
     gc.collect()
     sim.empty_cache()
     how = {"actions": _menu(action), "host_budget": 12 * row}
-    how["wall"] = False
+    # At other prices layers as narrow as these are recomputed.
+    how |= {"wall": False, "byte_flops": 0.5}
     torch.manual_seed(5)
     with mimose.attach(model, (3 * highest + lowest) // 4, **how) as session:
         weights = _weights(model, batches)

@@ -72,7 +72,8 @@ class Model(nn.Module):
 
 
 def _attach(model, **others):
-    options = {"actions": "selective", "planner": everywhere("selective"), **others}
+    action = "selective_all"
+    options = {"actions": [action], "planner": everywhere(action), **others}
     return mimose.attach(model, "1TiB", **{"layers": ["layer"], **options})
 
 

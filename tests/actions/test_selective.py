@@ -7,21 +7,23 @@ import pytest
 import mimose
 
 ZOO = ("bert", "resnet")
-ACTIONS = ("keep", "selective", "recompute")
+REBUILDING = ("selective", "selective_more", "selective_all")
+ACTIONS = ("keep", *REBUILDING, "recompute")
 N_ROWS = (40, 96, 64, 48, 80, 56, 88, 72, 44, 92, 60, 76, 84, 52, 68)
 
 
+@pytest.mark.parametrize("action", REBUILDING)
 @pytest.mark.parametrize("name", ZOO)
-def test_it_trains_like_the_bare_model(toys, freed, always_selective, name):
+def test_it_trains_like_the_bare_model(toys, freed, name, action):
     """Losses, gradients, buffers and random state, dropout on, at two shapes."""
     model = toys.zoo_model(name)
     batches = toys.zoo_batches(name, 8)
     bare = toys.train(copy.deepcopy(model), batches)
-    with mimose.attach(model, **always_selective) as session:
+    how = {"actions": "selective", "planner": toys.Always(action)}
+    with mimose.attach(model, "1TiB", **how) as session:
         trained = toys.train(model, batches)
     assert [] == toys.differences(bare, trained)
-    assert {"selective"} == {action for r in session.records for action in r.actions}
-    assert 0 == sum(record.recomputed_flops for record in session.records)
+    assert {action} == {name for r in session.records for name in r.actions}
     # The toy's images shrink until tensors are as small as what tells them again.
     assert (max if name == "resnet" else min)(freed) > 0
 
@@ -56,22 +58,23 @@ LARGE = {
 
 
 @pytest.mark.parametrize(
-    ("name", "share"), [("bert", 0.5), ("vit", 0.45), ("resnet", 0.25)]
+    ("name", "share"), [("bert", 0.75), ("vit", 0.8), ("resnet", 0.5)]
 )
 def test_it_frees_a_good_part_of_what_recomputing_frees(toys, name, share):
-    """Between forward and backward, with no product."""
+    """Between forward and backward: the more, the more is dropped."""
     held = {}
     (batch,) = toys.zoo_batches(name, 1, [LARGE[name]])
     for action in ACTIONS:
         model = toys.zoo_model(name)
         options = {"actions": ACTIONS, "planner": toys.Always(action)}
-        with mimose.attach(model, "1TiB", **options) as session:
+        with mimose.attach(model, "1TiB", **options):
             for _ in range(3):
                 with toys.StorageTracker() as tracker:
                     loss = toys.forward(model, batch)
                     held[action] = tracker.live_bytes
                 loss.backward()
                 del loss
-        assert (action == "recompute") == bool(session.summary().recomputed_flops)
     most = held["keep"] - held["recompute"]
-    assert share * most < held["keep"] - held["selective"] < most
+    freed = [held["keep"] - held[action] for action in REBUILDING]
+    assert 0 < freed[0] < freed[1] < freed[2]
+    assert share * most < freed[2] <= most

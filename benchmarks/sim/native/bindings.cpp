@@ -105,11 +105,11 @@ void reset() {
   rng_copies = 0;
 }
 
-void set_card(double half_flops, double single_flops, double memory_bytes,
-              double host_bytes, double blas_workspace, double launch, double segment,
+void set_card(double half_flops, double single_flops, double conv_flops,
+              double memory_bytes, double host_bytes, double blas_workspace, double launch, double segment,
               double segment_byte, double granule, double attention_plan) {
-  card = {half_flops,     single_flops, memory_bytes, host_bytes,
-          blas_workspace, launch,       segment,      segment_byte, granule,
+  card = {half_flops,     single_flops, conv_flops, memory_bytes, host_bytes,
+          blas_workspace, launch,       segment,    segment_byte, granule,
           attention_plan};
 }
 
@@ -132,7 +132,8 @@ Reading clock_of(int64_t device) {
 
 TORCH_LIBRARY(sim, m) {
   m.def("set_hollow(bool enabled) -> ()", [](bool enabled) { is_hollow = enabled; });
-  m.def("set_card(float half_flops, float single_flops, float memory_bytes, "
+  m.def("set_card(float half_flops, float single_flops, float conv_flops, "
+        "float memory_bytes, "
         "float host_bytes, float blas_workspace, float launch, float segment, "
         "float segment_byte, float granule, float attention_plan) -> ()",
         set_card);

@@ -275,7 +275,9 @@ void pass(const Work& work) {
   if (work.workspace) {
     c10::DataPtr workspace = device_allocator().allocate(work.workspace);
   }
-  double rate = work.is_half ? card.half_flops : card.single_flops;
+  bool is_conv = work.kind == Kind::kConv || work.kind == Kind::kConvBackward;
+  double single = is_conv ? card.conv_flops : card.single_flops;
+  double rate = work.is_half ? card.half_flops : single;
   issue(card.launch + std::max(work.flops / rate, work.bytes / card.memory_bytes),
         work.flops);
 }

@@ -20,6 +20,7 @@ inline std::atomic<bool> is_hollow{false};
 struct Card {
   double half_flops = 1;
   double single_flops = 1;
+  double conv_flops = 1;  // of convolutions in single precision
   double memory_bytes = 1;
   double host_bytes = 1;
   double blas_workspace = 0;
