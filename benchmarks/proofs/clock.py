@@ -21,8 +21,8 @@ from benchmarks.proofs.numbers import mean
 from benchmarks.scale.host import CALLS, n_regions
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import build
-from benchmarks.sim.hollow import CARDS, HOST
 from mimose.bench.device import SIM
+from mimose.sim.hollow import CARDS, HOST
 
 QUESTION = "Does the hollow card's clock show what a user waits for?"
 DEFAULTS = {"seed": 1, "threads": 1, "device": SIM}

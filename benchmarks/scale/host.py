@@ -15,7 +15,7 @@ from torch import nn
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 import mimose
-from benchmarks.sim.hollow import pass_on_host
+from mimose.sim.hollow import pass_on_host
 
 __all__ = ["CALLS", "of_checkpointing", "of_session"]
 

@@ -20,10 +20,10 @@ import mimose
 from benchmarks.proofs.numbers import mean, quantile
 from benchmarks.scale.host import of_checkpointing, of_session
 from benchmarks.scale.models import WORKLOADS, Sizes, Workload
-from benchmarks.sim import use
-from benchmarks.sim.hollow import HOST, Clock
 from mimose.bench.grid.strategies import Oracle
 from mimose.planners import Pattern, make_planner
+from mimose.sim import use
+from mimose.sim.hollow import HOST, Clock
 
 GIB = 2**30
 STRATEGIES: Mapping[str, str] = {

@@ -14,13 +14,13 @@ from dataclasses import dataclass
 
 import torch
 
-from benchmarks.sim.hollow import *  # noqa: F403
-from benchmarks.sim.indices import Device, index_of, n_devices
-from benchmarks.sim.memory import *  # noqa: F403 - each part says what is public
-from benchmarks.sim.memory import mem_get_info, memory_allocated
+from mimose.sim.hollow import *  # noqa: F403
+from mimose.sim.indices import Device, index_of, n_devices
+from mimose.sim.memory import *  # noqa: F403 - each part says what is public
+from mimose.sim.memory import mem_get_info, memory_allocated
 
 default_generators: tuple[torch.Generator, ...] = ()
-"""The devices' own generators; filled by `benchmarks.sim.use`."""
+"""The devices' own generators; filled by `mimose.sim.use`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,7 +201,7 @@ def reset() -> dict[int, int]:
     """Reset the device, as between two tests.
 
     Cached memory is freed; total memory, limits, settings, counters, peaks, the
-    seeds and the current device are as after `benchmarks.sim.use`. While any memory
+    seeds and the current device are as after `mimose.sim.use`. While any memory
     is held, the allocator's settings stay as they are.
 
     Returns:

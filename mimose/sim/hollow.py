@@ -29,7 +29,7 @@ from typing import NamedTuple
 
 import torch
 
-from benchmarks.sim.indices import Device, index_of
+from mimose.sim.indices import Device, index_of
 
 __all__ = [
     "CARDS",
