@@ -25,7 +25,7 @@ import torch
 import mimose
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Bar, Options, Rows, Settings, Task
-from benchmarks.scale.host import of_session
+from mimose.bench.rehearse.host import of_session
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import BUDGET, GIB, build
 from mimose.bench.device import SIM

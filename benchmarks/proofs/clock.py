@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from benchmarks.proofs.numbers import mean
-from benchmarks.scale.host import CALLS, n_regions
+from mimose.bench.rehearse.host import CALLS, n_regions
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import build
 from mimose.bench.device import SIM

@@ -19,7 +19,7 @@ import mimose
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Options, Rows, Settings, Task
 from benchmarks.proofs.numbers import percent, quantile
-from benchmarks.scale.host import of_session
+from mimose.bench.rehearse.host import of_session
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import BUDGET, GIB, build
 from mimose.bench.device import SIM

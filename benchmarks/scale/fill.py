@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 
 import mimose
-from benchmarks.scale.host import of_session
+from mimose.bench.rehearse.host import of_session
 from benchmarks.scale.models import OF_OTHER_DIMENSIONS, WORKLOADS, Sizes, Workload
 from benchmarks.scale.run import BUDGET, GIB, build
 from mimose.bench.device import SIM, kind_of

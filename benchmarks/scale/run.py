@@ -18,7 +18,7 @@ from torch import nn
 
 import mimose
 from benchmarks.proofs.numbers import mean, quantile
-from benchmarks.scale.host import of_checkpointing, of_session
+from mimose.bench.rehearse.host import of_checkpointing, of_session
 from benchmarks.scale.models import WORKLOADS, Sizes, Workload
 from mimose.bench.grid.strategies import Oracle
 from mimose.planners import Pattern, make_planner
@@ -110,7 +110,7 @@ class Run:
     optimizer: torch.optim.Optimizer
     steps: list[dict[str, Any]] = field(default_factory=list)
     charge: Callable[[], None] = _nothing
-    """Charges a step's Python that is no operator; see `benchmarks.scale.host`."""
+    """Charges a step's Python that is no operator; see `mimose.bench.rehearse.host`."""
 
     def train(
         self,
