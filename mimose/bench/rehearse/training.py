@@ -36,6 +36,7 @@ from mimose.session import Session, attach
 from mimose.sim import use
 from mimose.sim.hollow import HOST, clock
 from mimose.tensors import tensors_in
+from mimose.torch_private import begin_one_of_ranks
 from mimose.usage import UsageError
 
 _OUTSIDE_BYTES, _NCCL_BYTES = 2**29, 2**30
@@ -61,6 +62,9 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     sim = use()
     sim.set_total_memory(_AMPLE_BYTES)
     sim.set_hollow(sim.CARDS[task["card"]], HOST)
+    if task["ranks"] > 1:
+        sim.set_link(sim.LINKS[task["card"]])
+        begin_one_of_ranks(SIM, task["ranks"])
     training = _Training(task)
     gc.collect()
     sim.empty_cache()
