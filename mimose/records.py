@@ -306,6 +306,8 @@ class Summary(Totals):
     """None if no action uses the host's memory."""
     agreement: AgreementUse | None = None
     """None if ranks plan freely."""
+    rehearsed: str = ""
+    """Where the loaded state was learned, if that was a rehearsal."""
 
 
 def kind_of(reason: str) -> str:

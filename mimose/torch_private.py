@@ -614,5 +614,5 @@ def begin_one_of_ranks(device_type: str, n_ranks: int) -> None:
         ",".join(f"{device}:{name}" for device in devices),
         rank=0,
         world_size=n_ranks,
-        store=dist.HashStore(),
+        store=fake_pg.FakeStore(),
     )

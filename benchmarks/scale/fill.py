@@ -15,10 +15,10 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 
 import mimose
-from mimose.bench.rehearse.host import of_session
 from benchmarks.scale.models import OF_OTHER_DIMENSIONS, WORKLOADS, Sizes, Workload
 from benchmarks.scale.run import BUDGET, GIB, build
 from mimose.bench.device import SIM, kind_of
+from mimose.bench.rehearse.host import of_session
 from mimose.planners import everywhere
 from mimose.sim.hollow import Clock, forget_attention_plans
 

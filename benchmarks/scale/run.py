@@ -18,9 +18,9 @@ from torch import nn
 
 import mimose
 from benchmarks.proofs.numbers import mean, quantile
-from mimose.bench.rehearse.host import of_checkpointing, of_session
 from benchmarks.scale.models import WORKLOADS, Sizes, Workload
 from mimose.bench.grid.strategies import Oracle
+from mimose.bench.rehearse.host import of_checkpointing, of_session
 from mimose.planners import Pattern, make_planner
 from mimose.sim import use
 from mimose.sim.hollow import HOST, Clock
@@ -92,7 +92,7 @@ class _Real:
         """Return the time as all that was launched has ended."""
         torch.cuda.synchronize()
         now = time.perf_counter()
-        return Clock(now, 0.0, 0, 0.0, now, time.process_time(), 0, 0, 0)
+        return Clock(now, 0.0, 0, 0.0, now, time.process_time(), 0, 0, 0, 0.0)
 
 
 def _nothing() -> None:

@@ -2,8 +2,8 @@
 
 A random state is a seed and an offset, which grows by 4 with each operator that draws,
 as in CUDA's generators. Kernels have always run when the host continues, so each event
-has already happened; streams differ in the time of a hollow device alone. `waits` counts the calls for
-which a host would wait for a device.
+has already happened; streams differ in the time of a hollow device alone. `waits`
+counts the calls for which a host would wait for a device.
 """
 
 from __future__ import annotations

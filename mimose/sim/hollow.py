@@ -10,9 +10,10 @@ Each kernel takes its launch and, by the roofline, the longer of the times for i
 and its bytes at the card's rates: large and small products reach the same share of the
 peak. Without a `Host`, the clock only adds the device's time.
 Workspaces are those of cuBLAS and of attention backwards; cuDNN, cuBLASLt, cub, the
-CUDA context and NCCL take none. All streams share the allocator's blocks. A tensor of more than 256 bytes (of integers, 4 MiB)
-reads as zero, so values of losses and gradients mean nothing. Operators whose output
-size depends on the data of a large tensor raise an error.
+CUDA context and NCCL take none. CUDA's allocator keeps blocks by stream; here all
+streams share them. A tensor of more than 256 bytes (of integers, 4 MiB) reads as zero,
+so values of losses and gradients mean nothing. Operators whose output size depends on
+the data of a large tensor raise an error.
 
 Note: [The user's clock]
 A user waits for the longer of two timelines. The host issues each operator at a price,
@@ -132,12 +133,12 @@ class Link:
     """Seconds of a collective without any step."""
 
 
-# Latencies are those by which NCCL chooses (src/graph/tuning.cc, rings, Simple): 3.4 us a
-# step over NVLink, 5.7 over PCIe, 14 over a network. Bandwidths that others measured:
+# Latencies are those by which NCCL chooses (src/graph/tuning.cc, rings, Simple): 3.4 us
+# a step over NVLink, 5.7 over PCIe, 14 over a network. Bandwidths that others measured:
 # eight H100s 360 GB/s (NVIDIA/nccl-tests#326), 32 nodes of them 200 in an all-gather
 # (NVIDIA/nccl#1218); eight A100s 200 (nccl-tests#149), three nodes with four HDR ports
-# 85 (nccl-tests#119). Without NVLink: half of what PCIe copies, for each byte goes by the
-# host's memory, and a network of 100 Gb; no measurement set these two.
+# 85 (nccl-tests#119). Without NVLink: half of what PCIe copies, for each byte goes by
+# the host's memory, and a network of 100 Gb; no measurement set these two.
 _NVLINK, _PCIE = 3.4e-6, 5.7e-6
 LINKS = {
     "h200": Link(360e9, 200e9, _NVLINK),

@@ -117,11 +117,18 @@ class Batches:
         return self.rows
 
     def own_size(self, name: str) -> int:
+        """Return a size in the batch.
+
+        Raises:
+            UsageError: The batch has no such size.
+        """
         argument, _, dim = name.rpartition(".")
         tensor = self._tensors.get(argument)
         if tensor is None or not dim.isdigit() or int(dim) >= tensor.ndim:
             known = ", ".join(
-                f"{name}.{i}" for name, t in self._tensors.items() for i in range(t.ndim)
+                f"{name}.{i}"
+                for name, t in self._tensors.items()
+                for i in range(t.ndim)
             )
             msg = f"the batch has no size {name}; its sizes: {known}"
             raise UsageError(msg)
@@ -142,13 +149,16 @@ class Batches:
         return max(self.sizes, key=lambda sizes: (sum(sizes), sizes))
 
     def drawn(self, n: int, seed: int) -> Iterator[Sizes]:
-        """Yield sizes of so many steps: in random order, the longest in the middle."""
+        """Yield sizes of so many steps, in random order.
+
+        The longest comes in the middle, when plans are learned, and at the end.
+        """
         rng, order = random.Random(seed), list[Sizes]()
         while len(order) < n:
             order += rng.sample(self.sizes, len(self.sizes))
         order = order[:n]
-        if self.longest not in order:
-            order[n // 2] = self.longest
+        for at in (n // 2, -1):
+            order[at] = self.longest
         yield from order
 
     def made(self, shape: Mapping[str, int]) -> Any:
@@ -169,7 +179,9 @@ class Batches:
 
     def _wanted(self, shape: Mapping[str, int]) -> Mapping[tuple[bool, int], int]:
         """Return sizes by whether they count rows, and their number in the batch."""
-        return {(name.endswith(".0"), self.own_size(name)): n for name, n in shape.items()}
+        return {
+            (name.endswith(".0"), self.own_size(name)): n for name, n in shape.items()
+        }
 
     def items(self, shape: Mapping[str, int]) -> int:
         """Return the tokens of a batch at a shape: see `unit`."""

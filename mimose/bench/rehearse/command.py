@@ -1,4 +1,4 @@
-"""`mimose rehearse` and `mimose.rehearse`: one process for each card, and the answer."""
+"""`mimose rehearse` and `mimose.rehearse`: a process for each card, and the answer."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from mimose.exceptions import RehearsalError
 from mimose.records import read_records
 from mimose.report.columns import named, table, terminal_width, wrapped
 from mimose.report.page import write_page
+from mimose.sim import why_not
 from mimose.usage import UsageError
 
 GIB: Mapping[str, float] = {
@@ -106,6 +107,8 @@ class Rehearsal:
     unit: str = "tokens"
     extra_share: float | None = None
     """The part of a step's time that recomputation takes."""
+    collective_seconds: float | None = None
+    """What ranks exchange in a step, in seconds, whatever runs beside it."""
     largest: Mapping[str, int] = field(default_factory=dict)
     """The largest value of each size that was trained, the others at their largest in
     the rehearsal; rows too."""
@@ -196,9 +199,8 @@ def rehearse(
             optimizer=optimizer,
             seed=seed,
         )
-        return run(
-            settings, save and Path(save), out and Path(out), show=progress
-        )
+        files = (None if each is None else Path(each) for each in (save, out))
+        return run(settings, *files, show=progress)
     except (UsageError, RunFailedError) as error:
         raise RehearsalError(str(error)) from error
 
@@ -236,6 +238,8 @@ def run(
         OSError: A file cannot be written.
     """
     found = []
+    if reason := why_not():
+        raise RunFailedError(reason)
     for card, gib in settings.cards:
         with tempfile.TemporaryDirectory(prefix="mimose-rehearse-") as folder:
             records = Path(folder) / "records.jsonl"
@@ -246,9 +250,12 @@ def run(
             if save is not None and state is not None:
                 _named(save, several).write_text(json.dumps(state), encoding="utf-8")
             if out is not None and records.exists():
-                kept = [step["seconds"] for step in steps if not step["no_room"]]
-                pairs = zip(read_records(records), kept, strict=False)
-                page = [replace(record, seconds=each) for record, each in pairs]
+                virtual = {s["record"]: s["seconds"] for s in steps if "record" in s}
+                page = [
+                    replace(record, seconds=virtual[record.step])
+                    for record in read_records(records)
+                    if record.step in virtual
+                ]
                 title = f"{settings.model} rehearsed on {card}, {gib:g} GiB"
                 write_page(page, _named(out, several), title=title)
     return found
@@ -353,13 +360,13 @@ def _text(found: Rehearsal, width: int) -> list[str]:
             verdict += f"; {format_bytes(found.missing_bytes)} are missing"
         verdict += f". {found.why}"
     rows = []
-    outside = format_bytes(found.outside_bytes)
+    outside, total = map(format_bytes, (found.outside_bytes, found.total_bytes))
     if found.budget_bytes is not None:
         rows.append(
             (
                 "budget",
-                f"{format_bytes(found.budget_bytes)} of {format_bytes(found.total_bytes)}, "
-                f"{outside} of which lie outside of the allocator; reserved at most "
+                f"{_bytes(found.budget_bytes)} of {total}, {outside} of which lie "
+                f"outside of the allocator; reserved at most "
                 f"{_bytes(found.peak_bytes)}; {found.over} steps over",
             )
         )
@@ -370,6 +377,11 @@ def _text(found: Rehearsal, width: int) -> list[str]:
         rows.append(("at the peak", held))
     if found.items_per_second is not None:
         rate = f"{found.items_per_second:,.0f} {found.unit} a second"
+        if found.ranks > 1:
+            rate += (
+                f" and rank ({found.collective_seconds or 0.0:.2f} s of collectives "
+            )
+            rate += "a step, beside the rest where streams allow)"
         if found.extra_share is not None:
             rate += f", {found.extra_share:.0%} of the time recomputes"
         rows.append(("pace", f"{rate}: {_CLOCK}"))
@@ -393,7 +405,9 @@ def _text(found: Rehearsal, width: int) -> list[str]:
 
 def _shapes(found: Rehearsal) -> list[str]:
     done = {tuple(step["shape"].items()): step for step in found.steps}
-    ordered = sorted(done.values(), key=lambda step: -(step.get("observed") or 2**62))
+    ordered = sorted(
+        done.values(), key=lambda step: [-n for n in step["shape"].values()]
+    )
     if len(ordered) > _MOST_ROWS:  # evenly, with both ends
         last = len(ordered) - 1
         at = {round(i * last / (_MOST_ROWS - 1)) for i in range(_MOST_ROWS)}

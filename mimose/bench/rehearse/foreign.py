@@ -86,11 +86,11 @@ def named_in(error: BaseException) -> str:
     return ""
 
 
-class _Watch(TorchDispatchMode):
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Notes who reads numbers that a simulated device does not compute."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.places: dict[str, str] = {}
         self._follows = weakref.WeakSet[torch.Tensor]()
 

@@ -9,6 +9,7 @@ the card as memory of others.
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import importlib
 import itertools
@@ -35,6 +36,7 @@ from mimose.planners import lay_out
 from mimose.session import Session, attach
 from mimose.sim import use
 from mimose.sim.hollow import HOST, clock
+from mimose.state import rehearsed
 from mimose.tensors import tensors_in
 from mimose.torch_private import begin_one_of_ranks
 from mimose.usage import UsageError
@@ -45,8 +47,8 @@ _AMPLE_BYTES = 2**43
 """While the model is built, the card holds as much as any host."""
 _FIRST = 10
 """The steps before are left out of rates and errors."""
-_MOST_TRIALS = 8
-"""The most steps that look for the largest value of a size."""
+_MOST_TRIALS, _NEAR = 10, 0.02
+"""The most steps that look for the largest value of a size, and when it is found."""
 
 Shape = Mapping[str, int]
 
@@ -90,9 +92,10 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         charge = of_session(session)
         for n, (shape, batch) in enumerate(training.batches()):
             yield {"step": n, **training.watched(session, shape, batch, charge)}
-        found = _found(session, training, charge)
-        if task["save"]:
-            found["state"] = session.state_dict()
+        learned = (
+            rehearsed(session.state_dict(), task["card"]) if task["save"] else None
+        )
+        found = {"state": learned, **_found(session, training, charge)}
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     own = {"cpu_seconds": time.process_time(), "host_peak_bytes": peak}
     yield {**told, **found, **own, "held": training.held(), "notes": notes}
@@ -182,7 +185,8 @@ class _Training:
         charge: Callable[[], None],
     ) -> dict[str, Any]:
         """Train a batch; keep and return what the card and the session say of it."""
-        before, n_before = clock(), session.records.totals().steps
+        before = clock()
+        n_before = session.records[-1].step if session.records else -1
         step: dict[str, Any] = {"shape": dict(shape or {}), "no_room": ""}
         try:
             self._train(batch, charge)
@@ -196,10 +200,11 @@ class _Training:
         if step["no_room"]:
             self._optimizer.zero_grad()
             gc.collect()
-        elif session.records.totals().steps > n_before:
+        elif session.records and session.records[-1].step > n_before:
             record = session.records[-1]
             step |= {
                 "shape": dict(shape or record.shape),
+                "record": record.step,
                 "phase": record.phase,
                 "recomputed": record.n_recomputed,
                 "calls": len(record.actions),
@@ -210,7 +215,8 @@ class _Training:
                 "over": record.is_over,
                 "retries": record.retries,
             }
-        step["seconds"] = clock().since(before).user
+        passed = clock().since(before)
+        step |= {"seconds": passed.user, "collectives": passed.collectives}
         step["items"] = self.own.items(shape) if shape else 0
         self.steps.append(step)
         return step
@@ -228,7 +234,7 @@ class _Training:
     def _train(self, batch: Any, charge: Callable[[], None]) -> None:
         loss = self._loss(self._moved(batch))
         charge()
-        loss.backward()
+        torch.autograd.backward(loss)
         del loss
         if not self.steps:
             self._gradient_bytes = _bytes(
@@ -285,6 +291,7 @@ def _found(
         "reruns": sum(step["retries"] for step in done),
         "errors": errors,
         "items_per_second": sum(s["items"] for s in late) / seconds if late else None,
+        "collective_seconds": sum(s["collectives"] for s in late) / max(1, len(late)),
         "peak_bytes": session.peak_bytes,
         "missing_bytes": max((s.get("missing_bytes", 0) for s in failed), default=0),
         "why": failed[-1]["no_room"] if failed else "",
@@ -300,7 +307,7 @@ def _found(
 
 
 def _holders(session: Session, shape: Shape) -> dict[str, float]:
-    """Return what holds the peak of a step, as predicted; nothing if that is unknown."""
+    """Return what holds a step's predicted peak; nothing if that is unknown."""
     plan = session.forecast(shape).plan
     if plan is None:
         return {}
@@ -322,31 +329,30 @@ def _largest(
 ) -> dict[str, int]:
     """Return the largest rows, and the largest of each size, that were trained.
 
-    A session trusts its predictions so far beyond what it has measured. So each answer
-    is trained before the next question.
+    The others stay at their largest of the rehearsal. A trial takes no card, so each
+    answer is one that was trained: twice as much while it fits, then what the session
+    predicts, then halves.
     """
     own = training.own
-    found = {}
     longest = own.shape(own.longest)
+    found = {}
     for vary in dict.fromkeys((*own.names, own.rows)):
-        shape = dict(longest)
-        best = shape.get(vary) or own.own_size(vary)
+        best, too_many = longest.get(vary) or own.own_size(vary), 0
         for _ in range(_MOST_TRIALS):
-            try:
-                asked = session.largest(
-                    {k: n for k, n in shape.items() if k != vary}, vary=vary
-                )
-            except MimoseError:
+            others = {name: n for name, n in longest.items() if name != vary}
+            size = (best + too_many) // 2 if too_many else 2 * best
+            if too_many:
+                with contextlib.suppress(MimoseError):
+                    asked = session.largest(others, vary=vary, most=too_many - 1)
+                    size = asked if asked > best else size
+            if size - best <= _NEAR * best:
                 break
-            if asked <= best:
-                break
-            shape[vary] = asked
+            shape = {**longest, vary: size}
             try:
                 step = training.watched(session, shape, own.made(shape), charge)
+                has_room = not step["no_room"]
             except RunFailedError:  # the model takes no such size
-                break
-            if step["no_room"]:
-                break
-            best = asked
+                has_room = False
+            best, too_many = (size, too_many) if has_room else (best, size)
         found[vary] = best
     return found
