@@ -4,6 +4,8 @@ Examples:
   mimose demo                        see what it does, on this machine
   mimose advise --model mine:make --budget 8GiB
                                      does saving memory pay for your model?
+  mimose rehearse --model mine:make --cards h100
+                                     does it fit a card that you do not have?
   mimose bench --list                what can be compared
   mimose report run/records.jsonl    see what it did in your own run
 

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import json
 import logging
 from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from torch import nn
@@ -25,10 +28,12 @@ class SessionCallback:
 
     Args:
         budget: As for `mimose.attach`.
-        options: All other arguments of `mimose.attach`.
+        options: All other arguments of `mimose.attach`; and ``learned``, what `rehearse`
+            or `Session.state_dict` returned, or a file of it.
 
     Raises:
         TypeError: `mimose.attach` has no such argument.
+        OSError: The file cannot be read.
 
     Attributes:
         session: The session of the present training, or of the last one; None before.
@@ -38,6 +43,10 @@ class SessionCallback:
     def __init__(
         self, budget: Budget | Callable[[], Budget], options: Mapping[str, Any]
     ) -> None:
+        learned, options = options.get("learned"), dict(options)
+        options.pop("learned", None)
+        if isinstance(learned, (str, PathLike)):
+            learned = json.loads(Path(learned).read_text(encoding="utf-8"))
         known = inspect.signature(attach).parameters
         others = {name: o for name, o in options.items() if name not in known}
         layers = layers_of(options.get("layers"), others)
@@ -45,7 +54,7 @@ class SessionCallback:
         own = {name: o for name, o in options.items() if name in known}
         self._options: dict[str, Any] = own | {"layers": layers}
         self.session: Session | None = None
-        self.learned: dict[str, Any] | None = None
+        self.learned: dict[str, Any] | None = learned
         self._metrics: MetricsReader | None = None
         self._attached_to: nn.Module | None = None
         self._sampler: BatchSampler | None = None
@@ -120,7 +129,7 @@ class SessionCallback:
             self.session.load_state_dict(learned)
         except StateMismatchError as error:
             _log.warning(
-                "mimose: the state in the checkpoint cannot be used here, and the "
+                "mimose: the saved state cannot be used here, and the "
                 "session learns anew: %s",
                 error,
             )

@@ -92,14 +92,16 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.places: dict[str, str] = {}
-        self._follows = weakref.WeakSet[torch.Tensor]()
+        self._follows = weakref.WeakValueDictionary[int, torch.Tensor]()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
         name = func.__name__.partition(".")[0]
         given = list(tensors_in([args, kwargs or {}]))
-        computed = [t for t in given if t.is_floating_point() or t in self._follows]
+        computed = [
+            t for t in given if t.is_floating_point() or self._follows.get(id(t)) is t
+        ]
         if name == "_local_scalar_dense" and computed:
             self._note("reads a number, which is 0 here")
         if name in _SIZES or (
@@ -110,7 +112,7 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         if computed:
             for made in tensors_in(out):
                 if not made.is_floating_point():
-                    self._follows.add(made)
+                    self._follows[id(made)] = made
         return out
 
     def _note(self, what: str) -> None:

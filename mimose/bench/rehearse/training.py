@@ -31,7 +31,12 @@ from mimose.bench.rehearse.foreign import named_in, raise_if_foreign, values_rea
 from mimose.bench.rehearse.host import of_session
 from mimose.bench.step_meter import autocast
 from mimose.bench.zoo import called_by_name
-from mimose.exceptions import InfeasibleBudgetError, MimoseError, first_line
+from mimose.exceptions import (
+    BudgetError,
+    InfeasibleBudgetError,
+    MimoseError,
+    first_line,
+)
 from mimose.planners import lay_out
 from mimose.session import Session, attach
 from mimose.sim import use
@@ -87,6 +92,12 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         )
     except InfeasibleBudgetError as error:
         yield {**told, **_missing(error), "held": training.held(), "notes": notes}
+        return
+    except BudgetError as error:
+        if task["budget"] is not None:
+            raise RunFailedError(first_line(error)) from error
+        why = {"why": first_line(error)}
+        yield {**told, **why, "held": training.held(), "notes": notes}
         return
     with session:
         charge = of_session(session)
@@ -150,7 +161,8 @@ class _Training:
             self.own = Batches(self.model, batch, task["lengths"])
         except UsageError as error:
             raise RunFailedError(str(error)) from error
-        self._gradient_bytes = 0
+        own = [*self.model.parameters(), *self.model.buffers()]
+        self._weight_bytes, self._gradient_bytes = _bytes(own), 0
         self.steps: list[dict[str, Any]] = []
 
     def notes(self) -> list[str]:
@@ -223,10 +235,9 @@ class _Training:
 
     def held(self) -> dict[str, float]:
         """Return the bytes that stay between steps, by what they are."""
-        own = [*self.model.parameters(), *self.model.buffers()]
         state = tensors_in(list(self._optimizer.state.values()))
         return {
-            "weights": _bytes(own),
+            "weights": self._weight_bytes,
             "gradients": self._gradient_bytes,
             "optimizer": _bytes(t for t in state if t.device.type == SIM),
         }

@@ -122,12 +122,12 @@ def test_cards_get_a_line_each(capsys, tmp_path):
     """The smallest that is enough is named; lengths come from a file."""
     lengths = tmp_path / "lengths.json"
     lengths.write_text(json.dumps({"ids.1": [128, 256]}), encoding="utf-8")
-    options = ["--lengths", str(lengths), "--steps", "3", "--cards", "a10:0.502,a10:2"]
+    options = ["--lengths", str(lengths), "--steps", "3", "--cards", "a10:0.5005,a10:2"]
     assert main(["rehearse", "--model", "rehearse_toys:small", *options]) == 0
     said = capsys.readouterr().out
     assert "a10 with 2 GiB is enough" in said
 
-    options = ["--steps", "3", "--cards", "a10:0.502", "--json"]
+    options = ["--steps", "3", "--cards", "a10:0.5005", "--json"]
     assert main(["rehearse", "--model", "rehearse_toys:small", *options]) == 1
     (found,) = json.loads(capsys.readouterr().out)
     assert not found["fits"]
@@ -164,7 +164,9 @@ def test_without_a_compiler_there_is_a_remedy(monkeypatch, tmp_path):
         mimose.rehearse("rehearse_toys:small")
 
 
-@pytest.mark.parametrize("lengths", [[], [0], ["a"], {"ids.1": [1], "labels.1": [1, 2]}])
+@pytest.mark.parametrize(
+    "lengths", [[], [0], ["a"], {"ids.1": [1], "labels.1": [1, 2]}]
+)
 def test_bad_lengths_are_refused(lengths):
     """Before anything runs."""
     with pytest.raises(RehearsalError, match="whole numbers"):
