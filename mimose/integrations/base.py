@@ -28,8 +28,8 @@ class SessionCallback:
 
     Args:
         budget: As for `mimose.attach`.
-        options: All other arguments of `mimose.attach`; and ``learned``, what `rehearse`
-            or `Session.state_dict` returned, or a file of it.
+        options: All other arguments of `mimose.attach`; and ``learned``, what
+            `Session.state_dict` returned or `rehearse` saved, or the file of it.
 
     Raises:
         TypeError: `mimose.attach` has no such argument.

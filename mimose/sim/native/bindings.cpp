@@ -121,6 +121,7 @@ void set_host(double operator_seconds, double listed) {
 void set_link(double node_bytes, double network_bytes, double node_hop,
               double network_hop, double start) {
   link = {node_bytes, network_bytes, node_hop, network_hop, start};
+  register_collectives();
 }
 
 using Reading = std::tuple<double, double, int64_t, double, double, double, int64_t,

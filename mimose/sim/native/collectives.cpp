@@ -59,15 +59,15 @@ double seconds_of(const std::string& name, double n_bytes, int n_ranks) {
          rounds * n_bytes * (n_ranks - 1) / n_ranks / rate;
 }
 
+void exchange_on_cpu(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  op.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), stack);
+}
+
 // (outputs, inputs, group, ...) or (tensors, group, ...) -> (the first, work) or work.
 void exchange(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& schema = op.schema();
   const size_t n = schema.arguments().size(), begin = stack->size() - n;
-  if (!is_hollow) {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    op.callBoxed(stack);
-    return;
-  }
+  if (!is_hollow) return exchange_on_cpu(op, stack);
   int64_t n_bytes = 0;
   int n_ranks = 1;
   bool is_apart = true;
@@ -82,11 +82,7 @@ void exchange(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   clocks[current_device].collectives += int64_t(seconds * 1e9);
   timelines[current_device].pass_on_host(host.operator_seconds);
   timelines[current_device].exchange(seconds, is_apart);
-  if (are_few_integers((*stack)[begin])) {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    op.callBoxed(stack);
-    return;
-  }
+  if (are_few_integers((*stack)[begin])) return exchange_on_cpu(op, stack);
   c10::IValue first = (*stack)[begin];
   const bool returns_first = schema.returns().size() == 2;
   stack->resize(begin);
@@ -101,15 +97,28 @@ void exchange(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   stack->push_back(c10::IValue(std::move(work)));
 }
 
-TORCH_LIBRARY_IMPL(c10d, AutogradPrivateUse1, m) {
+class Quiet final : public c10::WarningHandler {
+  void process(const c10::Warning&) override {}
+};
+
+}  // namespace
+
+// In place of torch's own kernels, which would find the process group's backend and give
+// it every collective; torch warns of that.
+void register_collectives() {
+  static bool is_done = false;
+  if (is_done) return;
+  is_done = true;
+  static Quiet quiet;
+  c10::WarningUtils::WarningHandlerGuard guard(&quiet);
+  static torch::Library library(torch::Library::IMPL, "c10d",
+                                c10::DispatchKey::PrivateUse1, __FILE__, __LINE__);
   for (const char* name :
        {"allreduce_", "allreduce_coalesced_", "_allgather_base_", "allgather_",
         "allgather_into_tensor_coalesced_", "_reduce_scatter_base_", "reduce_scatter_",
         "reduce_scatter_tensor_coalesced_", "alltoall_base_", "alltoall_", "broadcast_",
         "reduce_", "gather_", "scatter_"})
-    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&exchange>());
+    library.impl(name, torch::CppFunction::makeFromBoxedFunction<&exchange>());
 }
-
-}  // namespace
 
 }  // namespace sim

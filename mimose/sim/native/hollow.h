@@ -146,6 +146,9 @@ bool run_hollow(const c10::OperatorHandle& op, torch::jit::Stack* stack);
 // False: it is to be copied.
 bool copy_hollow(const at::Tensor& from, const at::Tensor& to);
 
+// Takes the place of torch's collectives.
+void register_collectives();
+
 // Threads build theirs anew.
 void forget_attention_plans();
 
