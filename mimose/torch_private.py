@@ -581,14 +581,14 @@ def draws_ahead(iterator: Any) -> int:
     return workers * int(getattr(iterator, "_prefetch_factor", None) or 0)
 
 
-# ------------------------------------------------------------- a device of one's own
+# ------------------------------------------------------------- a simulated device
 
 memory_info: Callable[[int], tuple[int, int]] = torch._C._accelerator_getMemoryInfo
 """Returns the free and the whole bytes of an accelerator, by index. Public from torch
 2.10 on, as ``torch.accelerator.get_memory_info``."""
 
 register_device_module: Callable[[str, Any], None] = torch._register_device_module
-"""Gives a device of one's own its module, such as ``torch.sim``. The tutorials for
+"""Gives a user's device its module, such as ``torch.sim``. The tutorials for
 such devices name it; there is no other way."""
 
 

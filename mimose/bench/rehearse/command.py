@@ -33,9 +33,7 @@ GIB: Mapping[str, float] = {
 the others in public reports (vllm#27508, VAREdit#6, VGen#104, CogVLM#236)."""
 _CHILD = "mimose.bench.rehearse.training"
 _CLOCK = (
-    "the clock was off by -5 to +17% of what five workloads took on an H200, and by 5% "
-    "of the two that it was not fitted to; the rates of other cards are those of data "
-    "sheets"
+    "the clock was off by -5 to +17% on an H200; other cards' rates are of data sheets"
 )
 """See ``docs/results/README.md``: Is the user's clock right?"""
 _MOST_ROWS = 12
@@ -85,7 +83,7 @@ class Rehearsal:
     gib: float
     ranks: int
     fits: bool
-    """Whether every step ran within the budget."""
+    """Whether every step ran on the card; `over` counts those over the budget."""
     missing_bytes: int
     """What is missing if it does not fit: for weights, or for the lowest peak that any
     plan reaches; 0 if that is not known."""
@@ -113,7 +111,8 @@ class Rehearsal:
     """The largest value of each size that was trained, the others at their largest in
     the rehearsal; rows too."""
     error_p50: float | None = None
-    """Errors of predicted growth behind the tenth step: the median, ..."""
+    """Errors of predicted growth behind the tenth step, of steps that did not run
+    again: the median, ..."""
     error_p99: float | None = None
     """... and the 99th percentile."""
     over: int = 0
@@ -367,7 +366,8 @@ def _text(found: Rehearsal, width: int) -> list[str]:
                 "budget",
                 f"{_bytes(found.budget_bytes)} of {total}, {outside} of which lie "
                 f"outside of the allocator; reserved at most "
-                f"{_bytes(found.peak_bytes)}; {found.over} steps over",
+                f"{_bytes(found.peak_bytes)}; {found.over} steps over, {found.reruns} "
+                f"forwards ran again",
             )
         )
     kept = "; ".join(f"{k} {format_bytes(v)}" for k, v in found.held.items() if v)

@@ -40,7 +40,7 @@ _INSTEAD: Mapping[str, str] = {
     "causal_conv1d": "take nn.Conv1d in its place: it holds the same bytes",
     "unsloth": "build the model with transformers in its place",
 }
-"""Packages with kernels of their own, and what to do for the rehearsal."""
+"""Packages that bring kernels, and what to do for the rehearsal."""
 _OWN = str(Path(__file__).resolve().parents[2])
 _SIZES = "nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim"
 """Operators whose results have sizes that depend on values."""
@@ -76,7 +76,7 @@ def raise_if_foreign(model: nn.Module, optimizer: object | None) -> None:
 
 
 def named_in(error: BaseException) -> str:
-    """Return advice if an error comes from a package with kernels of its own."""
+    """Return advice if an error comes from a package that brings kernels."""
     lines = "".join(traceback.format_exception(error))
     for package in _INSTEAD:
         if f"/{package}/" in lines or f"'{package}'" in lines:

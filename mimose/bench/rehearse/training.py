@@ -48,7 +48,7 @@ from mimose.usage import UsageError
 
 _OUTSIDE_BYTES, _NCCL_BYTES = 2**29, 2**30
 """See Note: [What lies outside of the allocator]."""
-_AMPLE_BYTES = 2**43
+_AMPLE_BYTES = 2**41
 """While the model is built, the card holds as much as any host."""
 _FIRST = 10
 """The steps before are left out of rates and errors."""
@@ -293,7 +293,8 @@ def _found(
     """Return what the steps and the session say, and what they still find out."""
     done = [step for step in training.steps if not step["no_room"]]
     late = [s for s in training.steps[_FIRST:] if not s["no_room"]] or done[-1:]
-    errors = sorted(abs(s["error"]) for s in late if s["error"] is not None)
+    once = [step for step in late if step["error"] is not None and not step["retries"]]
+    errors = sorted(abs(step["error"]) for step in once)
     seconds = sum(step["seconds"] for step in late)
     failed = [step for step in training.steps if step["no_room"]]
     found: dict[str, Any] = {
