@@ -6,6 +6,8 @@ if TYPE_CHECKING:
     from mimose.batch_sampler import BatchSampler as BatchSampler
     from mimose.batch_stream import BatchStream as BatchStream
     from mimose.bench.advise.command import advise as advise
+    from mimose.bench.rehearse.command import Rehearsal as Rehearsal
+    from mimose.bench.rehearse.command import rehearse as rehearse
     from mimose.exceptions import AdviceError as AdviceError
     from mimose.exceptions import AlreadyAttachedError as AlreadyAttachedError
     from mimose.exceptions import BudgetError as BudgetError
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from mimose.exceptions import NoUnitsError as NoUnitsError
     from mimose.exceptions import OtherRankError as OtherRankError
     from mimose.exceptions import RecomputationError as RecomputationError
+    from mimose.exceptions import RehearsalError as RehearsalError
     from mimose.exceptions import StateMismatchError as StateMismatchError
     from mimose.forecast import Forecast as Forecast
     from mimose.global_batch import Balance as Balance
@@ -38,13 +41,14 @@ else:
         AdviceError AlreadyAttachedError BudgetError ChangedWeightsError
         CheckpointingConflictError InfeasibleBudgetError LateChangeError MimoseError
         NoUnitsError NotRecomputableError OtherRankError RecomputationError
-        StateMismatchError
+        RehearsalError StateMismatchError
     """
     _HOME = dict.fromkeys(_ERRORS.split(), "exceptions") | {
         "Balance": "global_batch",
         "BatchSampler": "batch_sampler",
         "BatchStream": "batch_stream",
         "Forecast": "forecast",
+        "Rehearsal": "bench.rehearse.command",
         "Session": "session",
         "StepRecord": "records",
         "Summary": "records",
@@ -54,6 +58,7 @@ else:
         "cross_entropy": "loss_by_rows",
         "detach": "session",
         "session_of": "session",
+        "rehearse": "bench.rehearse.command",
     }
     __all__ = sorted(_HOME)
 

@@ -6,6 +6,7 @@ The tree::
     ├── BudgetError (ValueError)            the budget cannot be read or used
     │   └── InfeasibleBudgetError           no plan keeps the budget
     ├── AdviceError (ValueError)            mimose.advise cannot use what it got
+    ├── RehearsalError (ValueError)         mimose.rehearse cannot use what it got
     ├── NoUnitsError (ValueError)           the model has no layers to plan for
     ├── AlreadyAttachedError (RuntimeError) another session plans this model
     │   └── CheckpointingConflictError      the model checkpoints by itself
@@ -39,6 +40,10 @@ class BudgetError(MimoseError, ValueError):
 
 class AdviceError(MimoseError, ValueError):
     """`mimose.advise` cannot make, save or train the given model or sample."""
+
+
+class RehearsalError(MimoseError, ValueError):
+    """`mimose.rehearse` cannot make or train the given model here."""
 
 
 class InfeasibleBudgetError(BudgetError, _Infeasible):

@@ -1000,7 +1000,8 @@ class Policy:
         """
         self._stages.clear()
         self._stages.update(state["stages"])
-        self.margin.load_state_dict(state["margin"])
+        if "margin" in state:  # a rehearsal leaves it to the card
+            self.margin.load_state_dict(state["margin"])
         self.windows.load_state_dict(state["windows"])
         self._learner.distrust_plans()
 

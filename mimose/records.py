@@ -311,6 +311,8 @@ class Summary(Totals):
     """None if ranks plan freely."""
     unplanned: tuple[str, ...] = ()
     """What ran past the session, a sentence for each cause, with what to call."""
+    rehearsed: str = ""
+    """Where the loaded state was learned, if that was a rehearsal."""
 
 
 def kind_of(reason: str) -> str:

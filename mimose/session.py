@@ -60,6 +60,7 @@ from mimose.state import (
     device_name,
     raise_if_damaged,
     raise_if_of_another,
+    rehearsed_on,
     sealed,
 )
 from mimose.types import StepInput
@@ -286,6 +287,7 @@ class Session:
         raise_if_unplannable(model)
         self._model: nn.Module | None = model
         """None after detach, so that a kept session does not keep the model alive."""
+        self._rehearsed = ""
         self._of: dict[str, Any] = {}
         """The description of the model, from detach on."""
         self._engine = make_engine(model, options)
@@ -597,7 +599,8 @@ class Session:
         Raises:
             StateMismatchError: The state belongs to another model, other layers,
                 another device or version of torch, or it is damaged. The session is
-                unchanged.
+                unchanged. What `rehearse` saved is for any accelerator; seconds, the
+                margin and fragmentation are then learned anew.
             MimoseError: The session was detached.
         """
         raise_if_of_another(state, self._description(self._raise_if_detached()))
@@ -606,6 +609,7 @@ class Session:
         try:
             self._engine.load_state_dict(state)
             self.collation.load_state_dict(state.get("collation", {}))
+            self._rehearsed = rehearsed_on(state, device_name(self._engine.device))
         except Exception as error:  # it may be made by hand
             self._engine.load_state_dict(before)
             self.collation.load_state_dict(before["collation"])
@@ -666,6 +670,7 @@ class Session:
             **self._engine.memory_limit.summary(),
             **self._pace(),
             byte_price=self._engine.learner.model.byte_price(),
+            rehearsed=self._rehearsed,
             rank_waits=self.collation.waits,
             inexact_layers=dict(self._engine.findings.inexact),
             largest_to_come=self._engine.to_come.largest,

@@ -15,6 +15,8 @@ VERSION = 11
 """Version of the format. Other versions are refused: a few steps learn the same."""
 
 _DIGEST = "digest"
+_REHEARSED = "rehearsed: "
+"""Begins the device of a state that was learned on a simulated card."""
 
 
 def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
@@ -28,6 +30,43 @@ def sealed(state: Mapping[str, Any]) -> dict[str, Any]:
     """
     found = json.loads(json.dumps(state))
     return {**found, _DIGEST: _digest(found)}
+
+
+def rehearsed(state: Mapping[str, Any], card: str) -> dict[str, Any]:
+    """Return the state of a session on a simulated card for one on the card itself.
+
+    Bytes hold there. Seconds, the safety margin and what fragmentation costs are the
+    card's to show, and its first plans are tried step by step.
+
+    Args:
+        state: What `sealed` returned.
+        card: The card's name.
+    """
+    policy = {**state["policy"], "stages": dict.fromkeys(state["policy"]["stages"], 0)}
+    del policy["margin"]
+    own = {name: part for name, part in state.items() if name != _DIGEST}
+    own |= {"of": {**state["of"], "device": _REHEARSED + card}, "policy": policy}
+    return sealed({**own, "memory_limit": {}, "seconds": {}})
+
+
+def rehearsed_on(state: Mapping[str, Any], device: str) -> str:
+    """Return on which card a state was rehearsed, in words; "" if on none.
+
+    Args:
+        state: The state.
+        device: `device_name` of the session that loads it.
+    """
+    name = str(state["of"]["device"])
+    if not name.startswith(_REHEARSED):
+        return ""
+    card = name.removeprefix(_REHEARSED)
+    there = f"learned in a rehearsal on {card}"
+    if device.startswith("cuda: ") and card not in device.lower().replace(" ", ""):
+        there += (
+            f", and this is {device.removeprefix('cuda: ')}: its kernels may hold "
+            f"other bytes, which the first plans check"
+        )
+    return there
 
 
 def raise_if_damaged(state: Mapping[str, Any]) -> None:
@@ -75,6 +114,11 @@ def raise_if_of_another(state: object, mine: Mapping[str, Any]) -> None:
         msg = "the state is not one that Session.state_dict() returned"
         raise StateMismatchError(msg)
     there, here = dict(_flat("", saved)), dict(_flat("", mine))
+    if str(there.get("device")).startswith(_REHEARSED):
+        there["device"] = here["device"]
+        for side in (there, here):  # 2.13.0+cpu rehearses for 2.13.0+cu130
+            name = "settings: torch"
+            side[name] = str(side.get(name)).partition("+")[0]
     for name in {**here, **there}:
         one, other = there.get(name, "missing"), here.get(name, "missing")
         if one != other:

@@ -579,3 +579,40 @@ def draws_ahead(iterator: Any) -> int:
         return 0
     workers = int(iterator._num_workers)
     return workers * int(getattr(iterator, "_prefetch_factor", None) or 0)
+
+
+# ------------------------------------------------------------- a simulated device
+
+memory_info: Callable[[int], tuple[int, int]] = torch._C._accelerator_getMemoryInfo
+"""Returns the free and the whole bytes of an accelerator, by index. Public from torch
+2.10 on, as ``torch.accelerator.get_memory_info``."""
+
+register_device_module: Callable[[str, Any], None] = torch._register_device_module
+"""Gives a user's device its module, such as ``torch.sim``. The tutorials for
+such devices name it; there is no other way."""
+
+
+def begin_one_of_ranks(device_type: str, n_ranks: int) -> None:
+    """Begin a process group in which this process stands for rank 0 of many.
+
+    It sends nothing. torch keeps it for its own tests (#97100); no thread about a
+    public form was found.
+
+    Args:
+        device_type: The type of device that takes part beside the CPU.
+        n_ranks: How many ranks there seem to be.
+    """
+    import torch.distributed as dist
+    from torch.testing._internal.distributed import fake_pg
+
+    name = "one_of_ranks"
+    devices = ["cpu", device_type]
+    dist.Backend.register_backend(
+        name, fake_pg._create_fake_pg, extended_api=True, devices=devices
+    )
+    dist.init_process_group(
+        ",".join(f"{device}:{name}" for device in devices),
+        rank=0,
+        world_size=n_ranks,
+        store=fake_pg.FakeStore(),
+    )

@@ -95,7 +95,7 @@ def sim() -> Iterator[Any]:
     and none later: so backwards run in the caller's.
     """
     torch = pytest.importorskip("torch")
-    from benchmarks.sim import use, why_not
+    from mimose.sim import use, why_not
 
     reason = why_not()
     if reason:

@@ -254,6 +254,7 @@ def _messages() -> Iterator[str]:
             "__init__.py",
             "bench",
             "cli",
+            "sim",
         ):
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):

@@ -19,11 +19,11 @@ from benchmarks.check import Line, at_most, equal, impossible, judged, told
 from benchmarks.check.training import DeviceLoop, scale_of
 from benchmarks.proofs import common
 from benchmarks.proofs.numbers import MIB
-from benchmarks.sim.hollow import CARDS
 from mimose.bench.zoo import Batch, moved
 from mimose.memory.meters import AllocatorMeter
 from mimose.memory.wall import has_expandable_segments
 from mimose.session import attach
+from mimose.sim.hollow import CARDS
 
 _LAUNCHES, _ROUNDS = 2000, 5
 _SEGMENTS = (20 * MIB, 256 * MIB, 2**31, 2**33)
@@ -59,7 +59,7 @@ def versions(device: torch.device) -> Iterator[Line]:
 def calls(device: torch.device) -> Iterator[Line]:
     """Time the allocator's calls, small kernels, products and copies.
 
-    What is expected are the constants of the hollow card (`benchmarks.sim.hollow`),
+    What is expected are the constants of the hollow card (`mimose.sim.hollow`),
     which judges what the library does at true size. Where the environment asks for
     segments that grow, mapping is timed in place of cudaMalloc, and nothing else.
     """

@@ -30,9 +30,9 @@ import mimose
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from benchmarks.proofs.numbers import mean
-from benchmarks.sim import use
 from mimose.bench.device import SIM
 from mimose.memory.wall import has_expandable_segments
+from mimose.sim import use
 
 QUESTION = "Does a plain loop end where checkpointing everything would not?"
 

@@ -25,10 +25,10 @@ import torch
 import mimose
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Bar, Options, Rows, Settings, Task
-from benchmarks.scale.host import of_session
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import BUDGET, GIB, build
 from mimose.bench.device import SIM
+from mimose.bench.rehearse.host import of_session
 
 QUESTION = "Do ranks that share a global batch end together?"
 DEFAULTS = {"seed": 3, "threads": 1, "device": SIM}

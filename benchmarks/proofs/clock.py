@@ -18,11 +18,11 @@ import numpy as np
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from benchmarks.proofs.numbers import mean
-from benchmarks.scale.host import CALLS, n_regions
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import build
-from benchmarks.sim.hollow import CARDS, HOST
 from mimose.bench.device import SIM
+from mimose.bench.rehearse.host import CALLS, n_regions
+from mimose.sim.hollow import CARDS, HOST
 
 QUESTION = "Does the hollow card's clock show what a user waits for?"
 DEFAULTS = {"seed": 1, "threads": 1, "device": SIM}

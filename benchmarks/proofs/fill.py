@@ -1,6 +1,6 @@
 """Rows that follow lengths: which way trains the most tokens a second in a memory?
 
-Models of real size train on hollow cards of their true size (`benchmarks.sim.hollow`),
+Models of real size train on hollow cards of their true size (`mimose.sim.hollow`),
 on samples of log-normal lengths. It reports real tokens a second of
 
 - a: the largest fixed number of rows that never runs out of memory, drawn at random;
@@ -15,7 +15,7 @@ sample fits in neither, they also compute the loss in chunks (a session whose pl
 recompute every layer). For c all steps count from the first on, and so does an
 out-of-memory error in any step. Sessions run forward and backward by `Session.step`, as
 trainers do: a step that runs out of memory runs again and is reported. Rates are from
-the device's clock and the user's (`benchmarks.sim.hollow`), with optimizer steps, after
+the device's clock and the user's (`mimose.sim.hollow`), with optimizer steps, after
 the first steps.
 
 Of texts and graphs that stand one after the other, and of frames with time first, the

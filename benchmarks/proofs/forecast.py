@@ -19,10 +19,10 @@ import mimose
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Options, Rows, Settings, Task
 from benchmarks.proofs.numbers import percent, quantile
-from benchmarks.scale.host import of_session
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import BUDGET, GIB, build
 from mimose.bench.device import SIM
+from mimose.bench.rehearse.host import of_session
 
 _PLACES = {"bert-large": 16, "t5-large": 24, "llama-8b-lora": 40}
 """Workloads, and the GiB of their cards."""

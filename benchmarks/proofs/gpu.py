@@ -36,10 +36,10 @@ from torch.utils.checkpoint import checkpoint
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from benchmarks.proofs.numbers import mean, quantile
-from benchmarks.sim import use
 from mimose.bench.child import RunFailedError, run_child
 from mimose.bench.device import SIM, kind_of
 from mimose.exceptions import first_line
+from mimose.sim import use
 from mimose.usage import positive
 
 if TYPE_CHECKING:

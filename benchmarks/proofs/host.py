@@ -172,9 +172,9 @@ def _turns(task: Task) -> Rows:
 
 
 def _built(index: int, workload: str, gib: int) -> Run:
-    import benchmarks.sim
+    import mimose.sim
 
-    benchmarks.sim.use()
+    mimose.sim.use()
     torch.accelerator.set_device_index(index)
     task = {"device": SIM, "gib": gib, "card": "h100"}
     return build(WORKLOADS[workload], task)

@@ -35,11 +35,11 @@ from torch import distributed
 import mimose
 from benchmarks.proofs import balance, common, ranks
 from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
-from benchmarks.scale.host import of_session
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.ranks import Rebalanced, Step, drawn_by, slowest, told
 from benchmarks.scale.run import BUDGET, GIB, Run, build
 from mimose.bench.device import SIM
+from mimose.bench.rehearse.host import of_session
 
 QUESTION = "Do ranks that draw their own batches end their steps together?"
 DEFAULTS = {"seed": 3, "threads": 1, "device": SIM}

@@ -15,12 +15,12 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 
 import mimose
-from benchmarks.scale.host import of_session
 from benchmarks.scale.models import OF_OTHER_DIMENSIONS, WORKLOADS, Sizes, Workload
 from benchmarks.scale.run import BUDGET, GIB, build
-from benchmarks.sim.hollow import Clock, forget_attention_plans
 from mimose.bench.device import SIM, kind_of
+from mimose.bench.rehearse.host import of_session
 from mimose.planners import everywhere
+from mimose.sim.hollow import Clock, forget_attention_plans
 
 _LLAMA = replace(
     WORKLOADS["llama-8b-lora"], spans=((1, 32768),), median=512.0, spread=1.3

@@ -12,8 +12,8 @@ from transformers.trainer_pt_utils import BatchRebalanceSampler
 
 import mimose
 from benchmarks.scale.fill import PLACES, Group, Trials
-from benchmarks.sim.hollow import Clock
 from mimose import batch_sampler
+from mimose.sim.hollow import Clock
 
 _PLACE = PLACES["llama-8b-lora-80"]
 _TRIALS = 100_000

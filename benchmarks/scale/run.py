@@ -18,12 +18,12 @@ from torch import nn
 
 import mimose
 from benchmarks.proofs.numbers import mean, quantile
-from benchmarks.scale.host import of_checkpointing, of_session
 from benchmarks.scale.models import WORKLOADS, Sizes, Workload
-from benchmarks.sim import use
-from benchmarks.sim.hollow import HOST, Clock
 from mimose.bench.grid.strategies import Oracle
+from mimose.bench.rehearse.host import of_checkpointing, of_session
 from mimose.planners import Pattern, make_planner
+from mimose.sim import use
+from mimose.sim.hollow import HOST, Clock
 
 GIB = 2**30
 STRATEGIES: Mapping[str, str] = {
@@ -92,7 +92,7 @@ class _Real:
         """Return the time as all that was launched has ended."""
         torch.cuda.synchronize()
         now = time.perf_counter()
-        return Clock(now, 0.0, 0, 0.0, now, time.process_time(), 0, 0, 0)
+        return Clock(now, 0.0, 0, 0.0, now, time.process_time(), 0, 0, 0, 0.0)
 
 
 def _nothing() -> None:
@@ -110,7 +110,7 @@ class Run:
     optimizer: torch.optim.Optimizer
     steps: list[dict[str, Any]] = field(default_factory=list)
     charge: Callable[[], None] = _nothing
-    """Charges a step's Python that is no operator; see `benchmarks.scale.host`."""
+    """Charges a step's Python that is no operator; see `mimose.bench.rehearse.host`."""
 
     def train(
         self,

@@ -48,8 +48,7 @@ def prepare(task: Mapping[str, Any]) -> None:
 
     Raises:
         ValueError: Expandable segments were asked for on a CPU.
-        SimUnavailableError: The simulated accelerator cannot be built here.
-        ModuleNotFoundError: It is not part of an installed wheel.
+        SimUnavailableError: The simulated device cannot be compiled here.
     """
     name = task.get("device", "cpu")
     is_expandable = task.get("is_expandable", False)
@@ -59,7 +58,7 @@ def prepare(task: Mapping[str, Any]) -> None:
     if kind_of(name) == SIM:
         import torch
 
-        from benchmarks import sim
+        from mimose import sim
 
         sim.use()
         if is_expandable:
@@ -79,8 +78,8 @@ def need_device(device: str) -> None:
 
     try:
         prepare({"device": device})
-    except (RuntimeError, ModuleNotFoundError) as error:
-        msg = f"--device {device}: the simulated accelerator cannot be had: {error}"
+    except RuntimeError as error:
+        msg = f"--device {device}: {error}"
         raise UsageError(msg) from error
     try:
         kind = torch.device(device).type

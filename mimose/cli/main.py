@@ -4,6 +4,8 @@ Examples:
   mimose demo                        see what it does, on this machine
   mimose advise --model mine:make --budget 8GiB
                                      does saving memory pay for your model?
+  mimose rehearse --model mine:make --cards h100
+                                     does it fit a card that you do not have?
   mimose bench --list                what can be compared
   mimose report run/records.jsonl    see what it did in your own run
 
@@ -241,6 +243,63 @@ def _advise(options: _Options) -> int:
     return status
 
 
+def _rehearse(options: _Options) -> int:
+    """Train a model on cards that you do not have: does it fit, and how fast?
+
+    A simulated card runs your code at true size without arithmetic: every byte is that
+    of torch's allocator on the card, seconds are those of a clock. It needs a C++
+    compiler, once, and neither weights nor a network. Several cards get a line each.
+
+    Examples:
+      mimose rehearse --model mypackage.train:make --cards h100
+      mimose rehearse --model mypackage.train:make --cards rtx4090,a100:40,h100
+      mimose rehearse --model mypackage.train:make --cards h100 --lengths lengths.json
+      mimose rehearse --model mypackage.train:make --cards h100 --ranks 64
+
+    MODULE:FUNCTION is a function without arguments that returns (model, batch), or
+    (model, batch, optimizer). It is called where torch's default device is the card,
+    and shards the model itself if there are ranks. A function called batches beside it
+    may yield the batches. Otherwise the batch is stretched to each of the lengths: a
+    JSON list of integers, or lists by the name of a size, such as "input_ids.1".
+
+    Exit status:
+      0    it fits a card
+      1    it fits none
+      2    not possible: wrong options, an unreadable file, no compiler, a kernel that
+           is not torch's
+      130  Ctrl-C
+    """
+    from mimose.bench.child import RunFailedError
+    from mimose.bench.rehearse.batches import read_lengths
+    from mimose.bench.rehearse.command import Settings, chosen, lines, run
+
+    if not options.model:
+        msg = "give --model, the function that makes the model to train"
+        raise UsageError(msg)
+    with _usage_errors(RunFailedError):
+        settings = Settings(
+            model=options.model,
+            cards=chosen(options.cards, options.gib),
+            lengths=options.lengths and read_lengths(options.lengths),
+            budget=options.budget,
+            ranks=options.ranks,
+            steps=options.steps,
+            dtype=options.dtype,
+            optimizer=options.optimizer,
+            seed=options.seed,
+        )
+        try:
+            found = run(settings, options.save, options.out, show=True)
+        except KeyboardInterrupt:
+            sys.stderr.write("mimose rehearse: interrupted\n")
+            return _INTERRUPTED
+    if options.json:
+        _write([json.dumps([asdict(each) for each in found])])
+    else:
+        _write(lines(found, terminal_width()))
+    return _OK if any(each.fits for each in found) else _FAILED
+
+
 def _bench(options: _Options) -> int:
     """Compare memory strategies on variable-size data, at several budgets.
 
@@ -451,6 +510,21 @@ _COMMANDS: dict[Callable[[_Options], int], tuple[_Option, ...]] = {
         *_COMMON,
         ("--show MEASURED.json", Path, None, "measure nothing; use saved readings"),
         ("--out", Path, None, "folder (default: runs/advise, or that of --show)"),
+    ),
+    _rehearse: (
+        ("--model MODULE:FUNCTION", None, None, "your own model; see above"),
+        ("--cards A,B:GIB", names, ["h100"], "h200, h100, a100, rtx4090, a10"),
+        ("--gib", positive, None, "memory of cards that do not say (default: theirs)"),
+        ("--lengths FILE.json", Path, None, "the lengths of your batches"),
+        ("--budget", None, None, "as for mimose.attach (default: what is free)"),
+        ("--ranks", at_least_one, 1, "processes that train together"),
+        ("--steps", at_least_one, 40, "steps to train"),
+        ("--dtype", _DTYPES, "float32", "bfloat16 uses autocast"),
+        ("--optimizer", ("adamw", "sgd"), "adamw", "if the function returns none"),
+        ("--seed", seed, 0, "seed of the order of lengths"),
+        ("--save STATE.json", Path, None, "what was learned, for load_state_dict"),
+        ("--out PAGE.html", Path, None, "the page of the run"),
+        ("--json", bool, None, "print only JSON"),
     ),
     _bench: (
         ("--list", bool, None, "list workloads and strategies and exit"),

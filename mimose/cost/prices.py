@@ -53,7 +53,7 @@ _CARDS = {
     "5090": (88.0, 44.0, 44.0),
 }
 """By a word of the device's name. The first five are rates that training was seen to
-reach (``benchmarks/sim/hollow.py`` has the sources). The others are dense peaks in
+reach (``mimose/sim/hollow.py`` has the sources). The others are dense peaks in
 NVIDIA's data sheets, divided by the bandwidth: such as 121 TFLOP/s and 0.3 TB/s of an
 L4. V100 and T4 have no TF32."""
 _CPU = 10.0

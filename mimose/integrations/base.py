@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Callable, Mapping
+from os import PathLike
+from pathlib import Path
 from typing import Any
 
 from torch import distributed, nn
@@ -27,10 +30,12 @@ class SessionCallback:
 
     Args:
         budget: As for `mimose.attach`.
-        options: All other arguments of `mimose.attach`.
+        options: All other arguments of `mimose.attach`; and ``learned``, what
+            `Session.state_dict` returned or `rehearse` saved, or the file of it.
 
     Raises:
         TypeError: `mimose.attach` has no such argument.
+        OSError: The file cannot be read.
 
     Attributes:
         session: The session of the present training, or of the last one; None before.
@@ -40,16 +45,20 @@ class SessionCallback:
     def __init__(
         self, budget: Budget | Callable[[], Budget], options: Mapping[str, Any]
     ) -> None:
+        learned, options = options.get("learned"), dict(options)
+        options.pop("learned", None)
+        if isinstance(learned, (str, PathLike)):
+            learned = json.loads(Path(learned).read_text(encoding="utf-8"))
         known = attach_arguments()
         others = {name: o for name, o in options.items() if name not in known}
         caller = type(self).__name__
-        raise_if_unknown(others, [*known, "module"], caller)
+        raise_if_unknown(others, [*known, "learned", "module"], caller)
         layers = layers_of(options.get("layers"), options.get("units"), caller)
         self._budget = budget
         own = {name: o for name, o in options.items() if name != "units"}
         self._options: dict[str, Any] = own | {"layers": layers}
         self.session: Session | None = None
-        self.learned: dict[str, Any] | None = None
+        self.learned: dict[str, Any] | None = learned
         self._metrics: MetricsReader | None = None
         self._attached_to: nn.Module | None = None
         self._sampler: BatchSampler | BatchStream | None = None
@@ -142,7 +151,7 @@ class SessionCallback:
             self.session.load_state_dict(learned)
         except StateMismatchError as error:
             _log.warning(
-                "mimose: the state in the checkpoint cannot be used here, and the "
+                "mimose: the saved state cannot be used here, and the "
                 "session learns anew: %s",
                 error,
             )

@@ -122,6 +122,8 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
     """Yield the lines that only some sessions have."""
     for sentence in summary.unplanned:
         yield "unplanned", sentence
+    if summary.rehearsed:
+        yield "state", summary.rehearsed
     if summary.error_p50 is not None and summary.error_p99 is not None:
         off = f"off by {summary.error_p50:.2%} of the growth (median), "
         yield "prediction", f"{off}{summary.error_p99:.2%} (99th percentile)"

@@ -720,3 +720,16 @@ def test_no_step_is_lost(tmp_path, meter):
     assert 3 == len(callback.session.summary().kept_units)
     assert len(callback.session.records) > 6 * 2
     assert _is_clean(trainer.model)
+
+
+def test_what_a_file_holds_is_loaded(tmp_path, meter):
+    """The first training begins with what another one, or a rehearsal, has learned."""
+    first = MimoseCallback("1TiB", meter=meter)
+    _trainer(tmp_path, [first]).train()
+    path = tmp_path / "learned.json"
+    path.write_text(json.dumps(first.session.state_dict()), encoding="utf-8")
+
+    second = MimoseCallback("1TiB", meter=meter, learned=path)
+    _trainer(tmp_path, [second]).train()
+
+    assert {"plan"} == {record.phase for record in second.session.records}

@@ -7,8 +7,9 @@ from types import ModuleType
 import torch
 from torch.utils import backend_registration
 
-from benchmarks.sim import device
-from benchmarks.sim.build import build
+from mimose.sim import device
+from mimose.sim.build import build
+from mimose.torch_private import register_device_module
 
 _loaded = False
 
@@ -30,8 +31,7 @@ def use() -> ModuleType:
         backend_registration.rename_privateuse1_backend("sim")
         torch.ops.sim.start()
         device.fill_default_generators()
-        # Private, and the one way to name the module of a device of one's own.
-        torch._register_device_module("sim", device)  # type: ignore[no-untyped-call]
+        register_device_module("sim", device)
         backend_registration.generate_methods_for_privateuse1_backend()
         _loaded = True
     return device

@@ -10,9 +10,10 @@ Each kernel takes its launch and, by the roofline, the longer of the times for i
 and its bytes at the card's rates: large and small products reach the same share of the
 peak. Without a `Host`, the clock only adds the device's time.
 Workspaces are those of cuBLAS and of attention backwards; cuDNN, cuBLASLt, cub, the
-CUDA context and NCCL take none. A tensor of more than 256 bytes (of integers, 4 MiB)
-reads as zero, so values of losses and gradients mean nothing. Operators whose output
-size depends on the data of a large tensor raise an error.
+CUDA context and NCCL take none. CUDA's allocator keeps blocks by stream; here all
+streams share them. A tensor of more than 256 bytes (of integers, 4 MiB) reads as zero,
+so values of losses and gradients mean nothing. Operators whose output size depends on
+the data of a large tensor raise an error.
 
 Note: [The user's clock]
 A user waits for the longer of two timelines. The host issues each operator at a price,
@@ -29,18 +30,21 @@ from typing import Any, NamedTuple
 
 import torch
 
-from benchmarks.sim.indices import Device, index_of
+from mimose.sim.indices import Device, index_of
 
 __all__ = [
     "CARDS",
     "HOST",
+    "LINKS",
     "Card",
     "Clock",
     "Host",
+    "Link",
     "clock",
     "forget_attention_plans",
     "pass_on_host",
     "set_hollow",
+    "set_link",
 ]
 
 
@@ -135,6 +139,39 @@ HOST = Host(23e-6, 0.8e-6)
 """The host of the H200: see `benchmarks.proofs clock`."""
 
 
+@dataclass(frozen=True, slots=True)
+class Link:
+    """How fast ranks exchange, in nodes of eight: see `LINKS`."""
+
+    node_bytes: float
+    """Bytes a second of a ring within a node: the bus bandwidth of NCCL's tests."""
+    network_bytes: float
+    """The same of a ring through several nodes."""
+    node_hop: float
+    """Seconds of a step of the ring within a node, ..."""
+    network_hop: float = 14e-6
+    """... and between two."""
+    start: float = 8.4e-6
+    """Seconds of a collective without any step."""
+
+
+# Latencies are those by which NCCL chooses (src/graph/tuning.cc, rings, Simple): 3.4 us
+# a step over NVLink, 5.7 over PCIe, 14 over a network. Bandwidths that others measured:
+# eight H100s 360 GB/s (NVIDIA/nccl-tests#326), 32 nodes of them 200 in an all-gather
+# (NVIDIA/nccl#1218); eight A100s 200 (nccl-tests#149), three nodes with four HDR ports
+# 85 (nccl-tests#119). Without NVLink: half of what PCIe copies, for each byte goes by
+# the host's memory, and a network of 100 Gb; no measurement set these two.
+_NVLINK, _PCIE = 3.4e-6, 5.7e-6
+LINKS = {
+    "h200": Link(360e9, 200e9, _NVLINK),
+    "h100": Link(360e9, 200e9, _NVLINK),
+    "a100": Link(200e9, 85e9, _NVLINK),
+    "rtx4090": Link(10e9, 10e9, _PCIE),
+    "a10": Link(10e9, 10e9, _PCIE),
+}
+"""Links by card."""
+
+
 class Clock(NamedTuple):
     """What a device has done since the process began."""
 
@@ -152,6 +189,8 @@ class Clock(NamedTuple):
     n_listed: int
     """Kernels of tensors in lists, which CUDA starts for many at once."""
     n_attention_plans: int
+    collectives: float
+    """Seconds of what ranks exchange, whatever runs beside it."""
 
     def since(self, before: Clock) -> Clock:
         """Return what has passed since another reading."""
@@ -191,6 +230,11 @@ def set_hollow(card: Card | None, host: Host | None = None) -> None:
 def hollow_name() -> str:
     """Return the name of the card; "" if the devices compute."""
     return _name
+
+
+def set_link(link: Link) -> None:
+    """Let ranks exchange at some speed; they take no time before."""
+    torch.ops.sim.set_link(*astuple(link))
 
 
 def pass_on_host(seconds: float, device: Device = None) -> None:

@@ -25,6 +25,9 @@ inline std::atomic<int64_t> rng_copies{0};
 // The current device of this thread.
 inline thread_local int current_device = 0;
 
+// The current stream of this thread; 0 is the default one.
+inline thread_local int64_t current_stream = 0;
+
 inline c10::Device device_at(int index) {
   return {kSim, static_cast<c10::DeviceIndex>(index)};
 }

@@ -699,7 +699,8 @@ void issue_view() {
 
 void wait() {
   waits++;
-  if (is_hollow) timelines[current_device].pass_on_host(0, true);
+  auto& lines = timelines[current_device];
+  if (is_hollow) lines.wait_for(lines.end_of(current_stream));
 }
 
 bool run_hollow(const c10::OperatorHandle& op, Stack* stack) {

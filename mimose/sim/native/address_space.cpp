@@ -6,7 +6,7 @@
 namespace sim {
 
 namespace {
-constexpr size_t kPerDevice = size_t(2) << 40;  // 2 TiB
+constexpr size_t kPerDevice = size_t(8) << 40;  // 8 TiB
 }
 
 AddressSpace& AddressSpace::instance() {

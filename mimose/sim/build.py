@@ -13,11 +13,10 @@ from pathlib import Path
 import torch
 
 _SOURCES = Path(__file__).resolve().parent / "native"
-_CACHE = Path(__file__).resolve().parents[2] / ".cache" / "sim"
 
 
 class SimUnavailableError(RuntimeError):
-    """The simulated accelerator cannot be built on this machine."""
+    """The simulated device cannot be compiled on this machine."""
 
 
 def why_not() -> str:
@@ -25,7 +24,9 @@ def why_not() -> str:
     if library_path().exists() or shutil.which(_compiler()) is not None:
         return ""
     return (
-        f"the simulated accelerator needs a C++ compiler, and there is no {_compiler()}"
+        f"the simulated device is compiled on its first use, which needs a C++ "
+        f"compiler of C++20, and there is no {_compiler()}: install one (apt-get "
+        f"install g++, conda install gxx, module load gcc), or name yours in CXX"
     )
 
 
@@ -35,7 +36,14 @@ def library_path() -> Path:
     for source in sorted(_SOURCES.iterdir()):
         digest.update(source.name.encode() + source.read_bytes())
     version = f"{torch.__version__}-{platform.machine()}-{digest.hexdigest()[:12]}"
-    return _CACHE / version / "libsim.so"
+    return _cache() / "mimose_sim" / version / "libsim.so"
+
+
+def _cache() -> Path:
+    """Return the folder in which torch keeps compiled extensions, too."""
+    own = os.environ.get("XDG_CACHE_HOME", "~/.cache")
+    named = os.environ.get("TORCH_EXTENSIONS_DIR", f"{own}/torch_extensions")
+    return Path(named).expanduser()
 
 
 def build() -> Path:
@@ -69,9 +77,7 @@ def _compile(path: Path) -> None:
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        msg = (
-            f"{command[0]} could not compile the simulated accelerator:\n{done.stderr}"
-        )
+        msg = f"{command[0]} could not compile the simulated device:\n{done.stderr}"
         raise SimUnavailableError(msg)
     made.replace(path)
 

@@ -3,6 +3,7 @@
 #include "allocator.cpp"
 #include "autocast.cpp"
 #include "bindings.cpp"
+#include "collectives.cpp"
 #include "expandable.cpp"
 #include "hollow.cpp"
 #include "host_waits.cpp"

@@ -24,7 +24,8 @@ struct EventState {
   int64_t hollow;
 };
 
-// One stream a device. What makes a host wait is counted.
+// Streams differ in time alone: kernels have run when the host goes on. What makes a
+// host wait is counted.
 class Guard final : public c10::impl::DeviceGuardImplInterface {
  public:
   c10::DeviceType type() const override { return kSim; }
@@ -42,22 +43,32 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
   }
 
   c10::Stream getStream(c10::Device device) const override {
-    bool known = device.index() >= 0;
-    return c10::Stream(c10::Stream::DEFAULT, known ? device : getDevice());
+    return stream_of(device, current_stream);
   }
   c10::Stream getDefaultStream(c10::Device device) const override {
-    return getStream(device);
+    return stream_of(device, 0);
   }
   c10::Stream getStreamFromGlobalPool(c10::Device device, bool) const override {
-    return getStream(device);
+    return getNewStream(device, 0);
   }
   c10::Stream getNewStream(c10::Device device, int) const override {
-    return getStream(device);
+    static std::atomic<int64_t> n_made{0};
+    return stream_of(device, ++n_made);
   }
-  c10::Stream exchangeStream(c10::Stream stream) const override { return stream; }
+  c10::Stream exchangeStream(c10::Stream stream) const override {
+    auto before = stream_of(stream.device(), current_stream);
+    current_stream = stream.id();
+    return before;
+  }
   bool queryStream(const c10::Stream&) const override { return true; }
-  void synchronizeStream(const c10::Stream&) const override { wait(); }
-  void synchronizeDevice(const c10::DeviceIndex) const override { wait(); }
+  void synchronizeStream(const c10::Stream& stream) const override {
+    wait();
+    wait_until(stream.device_index(), timelines[stream.device_index()].end_of(stream.id()));
+  }
+  void synchronizeDevice(const c10::DeviceIndex device) const override {
+    wait();
+    wait_until(device, timelines[device].now());
+  }
 
   void record(void** event, const c10::Stream& stream, const c10::DeviceIndex,
               const c10::EventFlag) const override {
@@ -65,11 +76,19 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     static_cast<EventState*>(*event)->recorded = std::clock();
     int device = stream.device_index() < 0 ? current_device : stream.device_index();
     static_cast<EventState*>(*event)->hollow =
-        host.operator_seconds > 0 ? timelines[device].now() : clocks[device].now();
+        host.operator_seconds > 0 ? timelines[device].end_of(stream.id())
+                                  : clocks[device].now();
   }
-  void block(void*, const c10::Stream&) const override {}
+  void block(void* event, const c10::Stream& stream) const override {
+    if (!event || host.operator_seconds <= 0) return;
+    timelines[stream.device_index()].block(stream.id(),
+                                           static_cast<EventState*>(event)->hollow);
+  }
   bool queryEvent(void*) const override { return true; }
-  void synchronizeEvent(void*) const override { wait(); }
+  void synchronizeEvent(void* event) const override {
+    wait();
+    if (event) wait_until(current_device, static_cast<EventState*>(event)->hollow);
+  }
   double elapsedTime(void* begin, void* end, const c10::DeviceIndex) const override {
     if (is_hollow)
       return 1e-6 * double(static_cast<EventState*>(end)->hollow -
@@ -77,6 +96,13 @@ class Guard final : public c10::impl::DeviceGuardImplInterface {
     auto passed = static_cast<EventState*>(end)->recorded -
                   static_cast<EventState*>(begin)->recorded;
     return 1e3 * static_cast<double>(passed) / CLOCKS_PER_SEC;
+  }
+  c10::Stream stream_of(c10::Device device, int64_t id) const {
+    bool known = device.index() >= 0;
+    return c10::Stream(c10::Stream::UNSAFE, known ? device : getDevice(), id);
+  }
+  static void wait_until(int device, int64_t time) {
+    if (is_hollow && host.operator_seconds > 0) timelines[device].wait_for(time);
   }
   void destroyEvent(void* event, const c10::DeviceIndex) const noexcept override {
     delete static_cast<EventState*>(event);

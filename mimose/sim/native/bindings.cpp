@@ -84,6 +84,7 @@ void reset() {
   bool held = false;
   is_hollow = false;
   host = {};
+  link = {};
   reset_hollow();
   for (int device = 0; device < kDevices; device++) {
     auto& memory = memory_of(device);
@@ -117,8 +118,14 @@ void set_host(double operator_seconds, double listed) {
   host = {operator_seconds, listed};
 }
 
+void set_link(double node_bytes, double network_bytes, double node_hop,
+              double network_hop, double start) {
+  link = {node_bytes, network_bytes, node_hop, network_hop, start};
+  register_collectives();
+}
+
 using Reading = std::tuple<double, double, int64_t, double, double, double, int64_t,
-                           int64_t, int64_t>;
+                           int64_t, int64_t, double>;
 
 Reading clock_of(int64_t device) {
   auto& clock = clocks[device];
@@ -127,7 +134,7 @@ Reading clock_of(int64_t device) {
           clock.n_kernels,              1e6 * double(clock.flops),
           1e-9 * double(lines.now()),   1e-9 * double(lines.host_spent()),
           clock.n_views,                clock.n_listed,
-          clock.n_attention_plans};
+          clock.n_attention_plans,      1e-9 * double(clock.collectives)};
 }
 
 TORCH_LIBRARY(sim, m) {
@@ -138,10 +145,13 @@ TORCH_LIBRARY(sim, m) {
         "float segment_byte, float granule, float attention_plan) -> ()",
         set_card);
   m.def("set_host(float operator_seconds, float listed) -> ()", set_host);
+  m.def("set_link(float node_bytes, float network_bytes, float node_hop, "
+        "float network_hop, float start) -> ()",
+        set_link);
   m.def("forget_attention_plans() -> ()", forget_attention_plans);
   m.def("pass_on_host(int device, float seconds) -> ()",
         [](int64_t device, double seconds) { timelines[device].pass_on_host(seconds); });
-  m.def("clock(int device) -> (float, float, int, float, float, float, int, int, int)",
+  m.def("clock(int device) -> (float, float, int, float, float, float, int, int, int, float)",
         clock_of);
   m.def("start() -> ()", start);
   m.def("device_count() -> int", []() -> int64_t { return kDevices; });

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from torch import nn
-from transformers.modeling_layers import GradientCheckpointingLayer
 
-import mimose
-from benchmarks.sim.hollow import pass_on_host
+from mimose.session import Session
+from mimose.sim.hollow import pass_on_host
 
 __all__ = ["CALLS", "of_checkpointing", "of_session"]
 
@@ -38,6 +37,8 @@ that is measured."""
 
 def n_regions(model: nn.Module) -> int:
     """Return how many regions transformers' checkpointing has in a model."""
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
     return sum(isinstance(part, GradientCheckpointingLayer) for part in model.modules())
 
 
@@ -47,7 +48,7 @@ def of_checkpointing(model: nn.Module) -> Callable[[], None]:
     return lambda: pass_on_host(n * CALLS["checkpoint"])
 
 
-def of_session(session: mimose.Session) -> Callable[[], None]:
+def of_session(session: Session) -> Callable[[], None]:
     """Return what charges a session's step, between its forward and its backward.
 
     A record is there as its step has ended: each step is charged for the one before.

@@ -16,7 +16,8 @@ from torch.accelerator import (
     reset_peak_memory_stats,
 )
 
-from benchmarks.sim.indices import Device, index_of
+from mimose.sim.indices import Device, index_of
+from mimose.torch_private import memory_info
 
 __all__ = [
     "MemoryEvent",
@@ -57,9 +58,7 @@ class MemoryEvent(NamedTuple):
 
 def mem_get_info(device: Device = None) -> tuple[int, int]:
     """Return the bytes that a device has free, and has in all."""
-    # Private; torch.accelerator.get_memory_info is the same where torch has it.
-    free, total = torch._C._accelerator_getMemoryInfo(index_of(device))
-    return int(free), int(total)
+    return memory_info(index_of(device))
 
 
 def set_total_memory(n_bytes: int, device: Device = None) -> None:

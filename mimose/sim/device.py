@@ -1,9 +1,9 @@
 """The module ``torch.sim``: for the simulated accelerator what ``torch.cuda`` is.
 
 A random state is a seed and an offset, which grows by 4 with each operator that draws,
-as in CUDA's generators. Each device has one stream, whose kernels have always run when
-the host continues, so each event has already happened. `waits` counts the calls for
-which a host would wait for a device.
+as in CUDA's generators. Kernels have always run when the host continues, so each event
+has already happened; streams differ in the time of a hollow device alone. `waits`
+counts the calls for which a host would wait for a device.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
-from benchmarks.sim.hollow import *  # noqa: F403
-from benchmarks.sim.hollow import hollow_name, set_hollow
-from benchmarks.sim.indices import Device, index_of, n_devices
-from benchmarks.sim.memory import *  # noqa: F403 - each part says what is public
-from benchmarks.sim.memory import mem_get_info, memory_allocated
+from mimose.sim.hollow import *  # noqa: F403
+from mimose.sim.hollow import hollow_name, set_hollow
+from mimose.sim.indices import Device, index_of, n_devices
+from mimose.sim.memory import *  # noqa: F403 - each part says what is public
+from mimose.sim.memory import mem_get_info, memory_allocated
 
 default_generators: tuple[torch.Generator, ...] = ()
-"""The devices' own generators; filled by `benchmarks.sim.use`."""
+"""The devices' own generators; filled by `mimose.sim.use`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +141,7 @@ def manual_seed_all(seed: int) -> None:
 
 
 def Stream(device: Device = None, priority: int = 0) -> torch.Stream:
-    """Return the one stream of a device, as if it were new.
+    """Return a new stream of a device.
 
     Args:
         device: Of which; the current one by default.
@@ -162,18 +163,13 @@ def Event(enable_timing: bool = False) -> torch.Event:
 
 
 def current_stream(device: Device = None) -> torch.Stream:
-    """Return a device's stream."""
-    return Stream(device)
+    """Return this thread's stream of a device."""
+    return torch.accelerator.current_stream(index_of(device))
 
 
-default_stream = current_stream
-
-
-@contextlib.contextmanager
-def stream(which: torch.Stream | None) -> Iterator[None]:
-    """Do nothing for a while: a device has one stream."""
-    del which
-    yield
+def stream(which: torch.Stream | None) -> contextlib.AbstractContextManager[Any]:
+    """Make a stream this thread's current one for a while."""
+    return contextlib.nullcontext() if which is None else which
 
 
 def synchronize(device: Device = None) -> None:
@@ -202,7 +198,7 @@ def reset() -> dict[int, int]:
     """Reset the device, as between two tests.
 
     Cached memory is freed; total memory, limits, settings, counters, peaks, the
-    seeds and the current device are as after `benchmarks.sim.use`. While any memory
+    seeds and the current device are as after `mimose.sim.use`. While any memory
     is held, the allocator's settings stay as they are.
 
     Returns:
