@@ -355,7 +355,7 @@ def _largest(
             size = (best + too_many) // 2 if too_many else 2 * best
             if too_many:
                 with contextlib.suppress(MimoseError):
-                    asked = session.largest(others, vary=vary, most=too_many - 1)
+                    asked = session.largest(others, dim=vary, limit=too_many - 1)
                     size = asked if asked > best else size
             if size - best <= _NEAR * best:
                 break
