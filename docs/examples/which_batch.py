@@ -19,7 +19,7 @@ config = BertConfig(
 model = BertForSequenceClassification(config).train()
 optimizer = torch.optim.AdamW(model.parameters())
 
-session = mimose.attach(model, budget="+1GiB")
+session = mimose.attach(model, budget="+400MiB")
 for _ in range(20):
     rows, length = torch.randint(4, 25, ()).item(), torch.randint(32, 193, ()).item()
     batch = {
@@ -32,7 +32,7 @@ for _ in range(20):
 print(session.report())
 
 held = session.records[-1].start_bytes  # weights, gradients, optimizer state, libraries
-lengths, many = range(32, 289, 16), range(1, 37)  # half beyond what was measured
+lengths, many = range(32, 241, 16), range(1, 37)  # half beyond what was measured
 figure, (left, right) = pyplot.subplots(1, 2, figsize=(10, 4), layout="constrained")
 for mib in (60, 120, 240):
     options = {"dim": "input_ids.0", "budget": held + mib * 2**20, "limit": 36}
