@@ -51,6 +51,7 @@ print(json.dumps({
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", _NAMES)
 def test_example_runs(name: str) -> None:
     """Steps are recorded, some of them planned, and none is over the budget."""
