@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 
-from mimose.cost.prices import HALF, SINGLE, TF32
 from mimose.torch_private import (
     next_sequence_number,
     sequence_number,
@@ -220,18 +219,3 @@ def version(tensor: torch.Tensor) -> int:
         tensor: The tensor.
     """
     return 0 if tensor.is_inference() else version_of(tensor)
-
-
-def precision_of(dtype: torch.dtype, is_convolution: bool) -> str:
-    """Return the precision of a product: see `mimose.cost.prices`.
-
-    Args:
-        dtype: Of its operands.
-        is_convolution: Torch's flags allow TF32 to convolutions and to others apart.
-    """
-    if dtype.itemsize <= 2:
-        return HALF
-    backends: Any = torch.backends
-    rules = backends.cudnn.conv if is_convolution else backends.cuda.matmul
-    is_short = dtype == torch.float32 and rules.fp32_precision == "tf32"
-    return TF32 if is_short else SINGLE

@@ -77,13 +77,13 @@ from mimose.exactness.guard import State
 from mimose.exactness.layer import Layer
 from mimose.exceptions import RecomputationError, first_line
 from mimose.inputs.describe import argument_tensors
+from mimose.memory.marks import precision_of
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners import ActionSpec
 from mimose.planners.actions import KEEP, REBUILDING, RECOMPUTE
 from mimose.tensors import (
     bits,
     different_bits,
-    precision_of,
     same_bits,
     sum_of_words,
     tensors_in,

@@ -32,6 +32,7 @@ import torch
 from torch import nn
 from torch.utils.flop_counter import flop_registry
 
+from mimose.cost.prices import HALF, SINGLE, TF32
 from mimose.exactness.side_effects import tensor_slots
 from mimose.inputs.describe import autocast_keeps_copies
 from mimose.inputs.patch import hidden
@@ -39,7 +40,7 @@ from mimose.memory.meters import Meter
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners import Menu
 from mimose.planners.actions import KEEP, RECOMPUTE
-from mimose.tensors import precision_of, storages_in, tensors_in
+from mimose.tensors import storages_in, tensors_in
 from mimose.torch_private import (
     TorchDispatchMode,
     base_of,
@@ -169,6 +170,21 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._copies.discard(key)
         _, n_bytes = self._made.pop(key, (None, 0))
         self.live_bytes -= n_bytes
+
+
+def precision_of(dtype: torch.dtype, is_convolution: bool) -> str:
+    """Return the precision of a product: see `mimose.cost.prices`.
+
+    Args:
+        dtype: Of its operands.
+        is_convolution: Torch's flags allow TF32 to convolutions and to others apart.
+    """
+    if dtype.itemsize <= 2:
+        return HALF
+    backends: Any = torch.backends
+    rules = backends.cudnn.conv if is_convolution else backends.cuda.matmul
+    is_short = dtype == torch.float32 and rules.fp32_precision == "tf32"
+    return TF32 if is_short else SINGLE
 
 
 def _is_weight(tensor: torch.Tensor) -> bool:
