@@ -432,8 +432,8 @@ class Graph:
             if kind in OPERATORS
         )
 
-    def packing(self, slot: Slot) -> Price:
-        """Return what packing and unpacking a tensor takes: three kernels each."""
+    def price_to_pack(self, slot: Slot) -> Price:
+        """Return what it takes to pack and unpack a tensor: three kernels each."""
         return Price(0.0, 6.0 * self.slots[slot].nbytes)
 
     def freed_bytes(self, key: int) -> int:
@@ -706,7 +706,7 @@ class _Program:
                 price[index] = graph.price(step.node)
                 made[index] = graph.made_bytes(step.node)
             elif step.source in _PACKED:
-                price[index] = graph.packing(Slot(step.node, step.name))
+                price[index] = graph.price_to_pack(Slot(step.node, step.name))
         freed = {key: float(graph.freed_bytes(key)) for key in self._dropped}
         copies = [n_bytes for key, n_bytes in freed.items() if graph.is_copy(key)]
         rooms = [sum(made.get(at, 0) for at in each) for each in needs.values()]
@@ -903,7 +903,7 @@ def _prices_to_drop(
     if value is None:
         if not all(_can_be_packed(graph, slot) for slot in storage.slots):
             return None
-        return {("pack", key): graph.packing(storage.slots[0])}
+        return {("pack", key): graph.price_to_pack(storage.slots[0])}
     operator = OPERATORS.get(graph.kinds[value.node])
     if value.output and not (operator and (operator.is_view or operator.positions)):
         return None  # a norm's mean and deviation: small, and slow to compute again
