@@ -183,16 +183,6 @@ class Batches:
             (name.endswith(".0"), self.own_size(name)): n for name, n in shape.items()
         }
 
-    def items(self, shape: Mapping[str, int]) -> int:
-        """Return the tokens of a batch at a shape: see `unit`."""
-        wanted = self._wanted(shape)
-        first = next(t for t in self._tensors.values() if t.ndim)
-        n_dims = 2 if self.unit == "tokens" else 1
-        found = 1
-        for dim, own in enumerate(first.shape[:n_dims]):
-            found *= wanted.get((dim == 0, own), own)
-        return found
-
     @property
     def unit(self) -> str:
         """What a batch holds: ``tokens``, if its first tensor is of two dimensions."""
