@@ -31,7 +31,7 @@ nitpick_ignore_regex = [
     ),
     (r"py:class", r"mimose\.planners\.problem\..*"),
     (r"py:class", r"mimose\.(session\._(Batch|Result)|micro_batches\.Batch)"),
-    (r"py:.*", r"(ArrayLike|Budget|Floats|Lengths|Sizes|Tokenizer)"),
+    (r"py:.*", r"(ArrayLike|Budget|Floats|Sizes|Tokenizer)"),
     (r"py:class", r".*(NDArray|FloatArray|BoolArray|IntArray|LayersSpec|Phase)\b.*"),
 ]
 

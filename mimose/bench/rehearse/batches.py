@@ -14,7 +14,7 @@ from torch import nn
 
 from mimose.usage import UsageError
 
-Lengths: TypeAlias = "Sequence[int] | Mapping[str, Sequence[int]]"
+Lengths: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
 """Values of one size, or of several by name, batch by batch."""
 Sizes: TypeAlias = tuple[int, ...]
 
