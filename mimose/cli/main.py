@@ -513,7 +513,7 @@ _COMMANDS: dict[Callable[[_Options], int], tuple[_Option, ...]] = {
     ),
     _rehearse: (
         ("--model MODULE:FUNCTION", None, None, "your own model; see above"),
-        ("--cards A,B:GIB", names, ["h100"], "h200, h100, a100, rtx4090, a10"),
+        ("--cards A,B:GIB", names, ("h100",), "h200, h100, a100, rtx4090, a10"),
         ("--gib", positive, None, "memory of cards that do not say (default: theirs)"),
         ("--lengths FILE.json", Path, None, "the lengths of your batches"),
         ("--budget", None, None, "as for mimose.attach (default: what is free)"),

@@ -1,4 +1,7 @@
-"""Compiles the simulated accelerator, once for each version of torch and sources."""
+"""Compiles the simulated accelerator, once for each version of torch and sources.
+
+`torch.utils.cpp_extension` would need ninja besides a compiler.
+"""
 
 from __future__ import annotations
 

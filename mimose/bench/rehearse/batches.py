@@ -14,7 +14,7 @@ from torch import nn
 
 from mimose.usage import UsageError
 
-Lengths: TypeAlias = "Sequence[int] | Mapping[str, Sequence[int]]"
+Lengths: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
 """Values of one size, or of several by name, batch by batch."""
 Sizes: TypeAlias = tuple[int, ...]
 
@@ -182,16 +182,6 @@ class Batches:
         return {
             (name.endswith(".0"), self.own_size(name)): n for name, n in shape.items()
         }
-
-    def items(self, shape: Mapping[str, int]) -> int:
-        """Return the tokens of a batch at a shape: see `unit`."""
-        wanted = self._wanted(shape)
-        first = next(t for t in self._tensors.values() if t.ndim)
-        n_dims = 2 if self.unit == "tokens" else 1
-        found = 1
-        for dim, own in enumerate(first.shape[:n_dims]):
-            found *= wanted.get((dim == 0, own), own)
-        return found
 
     @property
     def unit(self) -> str:

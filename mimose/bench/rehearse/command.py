@@ -8,7 +8,6 @@ import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from os import PathLike
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +145,8 @@ def rehearse(
     dtype: str = "float32",
     optimizer: str = "adamw",
     seed: int = 0,
-    save: str | PathLike[str] | None = None,
-    out: str | PathLike[str] | None = None,
+    save: str | Path | None = None,
+    out: str | Path | None = None,
     progress: bool = True,
 ) -> list[Rehearsal]:
     """Train a model on cards that are not there, and say whether it fits, and how fast.

@@ -229,7 +229,8 @@ class _Training:
             }
         passed = clock().since(before)
         step |= {"seconds": passed.user, "collectives": passed.collectives}
-        step["items"] = self.own.items(shape) if shape else 0
+        first = next(each for each in tensors_in(batch) if each.ndim)
+        step["items"] = first.numel() if first.ndim == 2 else len(first)
         self.steps.append(step)
         return step
 
@@ -299,6 +300,7 @@ def _found(
     failed = [step for step in training.steps if step["no_room"]]
     found: dict[str, Any] = {
         "budget_bytes": session.budget,
+        "unit": training.own.unit,
         "over": sum(step["over"] for step in done),
         "reruns": sum(step["retries"] for step in done),
         "errors": errors,

@@ -127,6 +127,26 @@ def test_a_user_waits_for_the_slower_of_host_and_device(sim):
     assert passed.user == pytest.approx(1.0 + 3000 * price, rel=0.01)
 
 
+def test_streams_run_beside_each_other_until_one_waits(sim):
+    """Two products on two streams take the time of one, and of both after an event."""
+    sim.set_hollow(sim.CARDS["a100"], sim.HOST)
+    large = torch.empty(8192, 8192, dtype=torch.bfloat16, device="sim")
+    (large @ large)[0, 0].item()
+    aside, passed = sim.Stream(), []
+    for waits in (False, True):
+        before = sim.clock()
+        large @ large
+        if waits:
+            aside.wait_stream(sim.current_stream())
+        with sim.stream(aside):
+            large @ large
+        passed.append(sim.clock().since(before))
+        sim.synchronize()
+    beside, behind = passed
+    assert beside.user == pytest.approx(beside.kernels / 2, rel=0.05)
+    assert behind.user == pytest.approx(behind.kernels, rel=0.05)
+
+
 def test_each_thread_builds_its_plans_of_attention(sim):
     """One for each length and direction, on Hopper."""
 
