@@ -67,6 +67,8 @@ class Measured:
     """The bytes of those that it dropped under its action."""
     moved_bytes: float = 0.0
     """Bytes that operators read and wrote to rebuild what it dropped."""
+    largest_bytes: float = 0.0
+    """The largest tensor that it saves or that its backward makes; 0 if not known."""
     part: int = 0
     """The forward of its window in which it ran."""
     host_bytes: dict[str, float] = field(default_factory=dict)

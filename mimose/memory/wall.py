@@ -40,6 +40,7 @@ backward, and 0.4% of the forwards run again (`benchmarks.proofs backward`).
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import math
 import os
@@ -168,8 +169,8 @@ _EXPANDABLE_PRIOR = 1.08
 _EXPANDABLE_RATIO, _WORTH_SAYING = 1.02, 1.1
 """What the allowance becomes with them, and from which one on a message says so."""
 _AMPLE, _ENOUGH = 2.0, 1.1
-"""Free bytes for each byte that a backward needs, before and after cached segments are
-freed. The allocator rounds requests up, in expandable segments to whole granules."""
+"""Free bytes for each byte that a backward needs, if cached segments are counted, and
+for each by which it grows. The allocator rounds requests up."""
 
 
 class MemoryLimit:
@@ -275,14 +276,15 @@ class MemoryLimit:
         """
         return 0, 0
 
-    def has_room(self, level_bytes: float, block_bytes: int) -> bool:
+    def has_room(self, level_bytes: float, block_bytes: int, *, tries: bool) -> bool:
         """Return whether the backward has room: Note: [Room for the backward].
 
         Args:
             level_bytes: The level up to which it may grow.
-            block_bytes: A single block that it needs besides; 0 for none.
+            block_bytes: The largest block that it asks for; 0 if not known.
+            tries: Whether such blocks may be taken, to see if gaps have room for them.
         """
-        del level_bytes, block_bytes
+        del level_bytes, block_bytes, tries
         return True
 
     def allow_grace(self, grace_bytes: int) -> bool:
@@ -347,6 +349,8 @@ class ReservedMemoryLimit(MemoryLimit):
         self._has_warned = is_expandable
         self._grace_bytes = 0
         """By how much the backward to come may pass the budget."""
+        self._level_bytes = 0
+        """The step's highest level before blocks were tried."""
         self._granule = _SEGMENT_BYTES if is_expandable else 0
         """An expandable segment grows by whole granules, the last one past the wall."""
         prior = (_EXPANDABLE_PRIOR,) if is_expandable else ()
@@ -379,7 +383,7 @@ class ReservedMemoryLimit(MemoryLimit):
         usage = self._read()
         self.peak_bytes = max(self.peak_bytes, usage.reserved_peak_bytes)
         return Peaks(
-            max(level_bytes, usage.requested_peak_bytes),
+            max(level_bytes, self._level_bytes, usage.requested_peak_bytes),
             usage.reserved_peak_bytes,
             usage.n_retries - self._start.n_retries,
         )
@@ -417,7 +421,7 @@ class ReservedMemoryLimit(MemoryLimit):
     def raise_wall(self, *, keeps_grace: bool = False) -> None:
         """Make the allocator enforce the budget."""
         if not keeps_grace:
-            self._grace_bytes = 0
+            self._grace_bytes = self._level_bytes = 0
         if self._wall is not None and not self._is_closed:
             self._wall.stand(self._wall_bytes + self._grace_bytes)
 
@@ -446,33 +450,41 @@ class ReservedMemoryLimit(MemoryLimit):
         self._allowance.observe(requested, taken, self._room_bytes)
         return usage.requested_bytes, usage.requested_peak_bytes
 
-    def has_room(self, level_bytes: float, block_bytes: int) -> bool:
+    def has_room(self, level_bytes: float, block_bytes: int, *, tries: bool) -> bool:
         """Return whether the backward has room: Note: [Room for the backward]."""
         usage, most = self._usage, min(self._wall_bytes, self._limit.bytes)
-        needed = max(0.0, level_bytes - usage.requested_bytes)
-        needed += self._segment_bytes / 4.0
-        free = most - usage.allocated_bytes - usage.gap_bytes
-        if free < _AMPLE * needed:
-            torch.accelerator.empty_cache()
-            reserved = self._read().reserved_bytes
-            free = most - reserved
-            # Only this shows the gaps of expandable segments.
-            held = usage.requested_bytes - self._start.requested_bytes
-            taken = reserved - self._start.allocated_bytes
-            self._allowance.observe(held, taken, self._room_bytes)
-        needed *= _ENOUGH
-        is_enough = free >= needed
-        return is_enough and (free >= block_bytes or self._has_block(block_bytes))
+        growth = max(0.0, level_bytes - usage.requested_bytes)
+        asked = max(_ENOUGH * growth, 2.0 * block_bytes)
+        needed = asked + self._segment_bytes / 4.0
+        cached = usage.reserved_bytes - usage.allocated_bytes - usage.gap_bytes
+        free = most - usage.reserved_bytes
+        if free >= needed or free + cached >= _AMPLE * needed:
+            return True
+        torch.accelerator.empty_cache()
+        reserved = self._read().reserved_bytes
+        # Only this shows the gaps of expandable segments.
+        held = usage.requested_bytes - self._start.requested_bytes
+        taken = reserved - self._start.allocated_bytes
+        self._allowance.observe(held, taken, self._room_bytes)
+        if most - reserved >= needed:
+            return True
+        block = max(block_bytes, math.ceil(self._segment_bytes))
+        n_blocks = math.ceil(asked / block)
+        return tries and block_bytes > 0 and self._has_blocks(n_blocks, block)
 
-    def _has_block(self, n_bytes: int) -> bool:
-        """Try whether a block can be had, also from a gap."""
-        try:
-            torch.empty(n_bytes, dtype=torch.int8, device=self._allocator.device)
-        except torch.OutOfMemoryError:
-            return False
-        finally:
-            self._noted_ooms = self._read().n_ooms
-        return True
+    def _has_blocks(self, n_blocks: int, block_bytes: int) -> bool:
+        """Take some blocks at once, and free them; return whether all could be had."""
+        self._level_bytes = max(self._level_bytes, self._usage.requested_peak_bytes)
+        blocks: list[torch.Tensor] = []
+        with contextlib.suppress(torch.OutOfMemoryError):
+            while len(blocks) < n_blocks:
+                device = self._allocator.device
+                blocks.append(torch.empty(block_bytes, dtype=torch.int8, device=device))
+        n_found = len(blocks)
+        blocks.clear()
+        self._noted_ooms = self._read().n_ooms
+        self._allocator.reset_peak()
+        return n_found == n_blocks
 
     def allow_grace(self, grace_bytes: int) -> bool:
         """Let the backward pass the budget, as a last resort."""
