@@ -33,13 +33,12 @@ may split the place of one. (Of 203 backwards of T5-large and Llama-8B near the 
 needed more than 1.1 bytes for each byte of growth, up to 1.22. Such blocks were enough
 for all, to 1%.) Cached segments in which nothing is in use can be freed. They are, if
 less is there, and less than twice that with them. If that is not enough, these blocks
-are taken at once, also from gaps, and given back. If they cannot be had, the forward
+are taken at once, also from gaps, and freed again. If they cannot be had, the forward
 runs again: first under the same plan in the clean pool, then with everything
 recomputed, if the plan keeps something. If neither can help, or the forward cannot run
 again (it has edited its input, or other ranks wait), the backward may pass the budget
-by the grace.
-None of 105 runs of 500 steps with large blocks ends in a backward, and 0.4% of the
-forwards run again (`benchmarks.proofs backward`).
+by the grace. None of 105 runs of 500 steps with large blocks ends in a backward, and
+0.4% of the forwards run again (`benchmarks.proofs backward`).
 """
 
 from __future__ import annotations
