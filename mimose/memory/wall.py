@@ -31,14 +31,15 @@ is not reserved. That must be its growth, in whole blocks of its largest tensor,
 at least: what it frees meanwhile may lie in pieces that fit none, and a smaller request
 may split the place of one. (Of 203 backwards of T5-large and Llama-8B near the wall 37
 needed more than 1.1 bytes for each byte of growth, up to 1.22. Such blocks were enough
-for all, to 1%.) Cached segments in which nothing is in use can be freed. They are, if
-less is there, and less than twice that with them. If that is not enough, these blocks
-are taken at once, also from gaps, and freed again. If they cannot be had, the forward
-runs again: first under the same plan in the clean pool, then with everything
-recomputed, if the plan keeps something. If neither can help, or the forward cannot run
-again (it has edited its input, or other ranks wait), the backward may pass the budget
-by the grace. None of 105 runs of 500 steps with large blocks ends in a backward, and
-0.4% of the forwards run again (`benchmarks.proofs backward`).
+for all, to 1%. Expandable segments need no whole blocks.) Cached segments in which
+nothing is in use can be freed. They are, if less is there, and less than twice that
+with them. If that is not enough, these blocks are taken at once, also from gaps, and
+freed again. If they cannot be had, the forward runs again: first under the same plan in
+the clean pool, then with everything recomputed, if the plan keeps something. If neither
+can help, or the forward cannot run again (it has edited its input, or other ranks
+wait), the backward may pass the budget by the grace. None of 105 runs of 500 steps with
+large blocks ends in a backward, and 0.4% of the forwards run again (`benchmarks.proofs
+backward`).
 """
 
 from __future__ import annotations
@@ -457,7 +458,8 @@ class ReservedMemoryLimit(MemoryLimit):
         """Return whether the backward has room: Note: [Room for the backward]."""
         usage, most = self._usage, min(self._wall_bytes, self._limit.bytes)
         asked = _ENOUGH * max(0.0, level_bytes - usage.requested_bytes)
-        if block_bytes:
+        has_blocks = block_bytes > 0 and not self._granule  # expandable ones join
+        if has_blocks:
             asked = max(2.0, math.ceil(asked / block_bytes)) * block_bytes
         needed = asked + self._segment_bytes / 4.0
         cached = usage.reserved_bytes - usage.allocated_bytes - usage.gap_bytes
@@ -472,7 +474,7 @@ class ReservedMemoryLimit(MemoryLimit):
         self._allowance.observe(held, taken, self._room_bytes)
         if most - reserved >= needed:
             return True
-        return tries and block_bytes > 0 and self._has_blocks(asked, block_bytes)
+        return tries and has_blocks and self._has_blocks(asked, block_bytes)
 
     def _has_blocks(self, n_bytes: float, block_bytes: int) -> bool:
         """Take bytes in blocks at once, and free them; return whether that could be."""
