@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
@@ -144,6 +145,12 @@ def output_of(node: Any, number: int) -> Any:
     Added for compiled autograd (#103822).
     """
     return node._input_metadata[number]
+
+
+def gradient_bytes(node: Any) -> int:
+    """Return the bytes of the largest gradient that a node gets: see `output_of`."""
+    sizes = [math.prod(m.shape) * m.dtype.itemsize for m in node._input_metadata]
+    return max(sizes, default=0)
 
 
 def saved_names(node: Any) -> tuple[str, ...]:

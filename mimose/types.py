@@ -71,6 +71,8 @@ class Measured:
     """Bytes that other operators read and write again, by action."""
     precision: str = ""
     """Of most FLOPs of its products: see `mimose.cost.prices`; "" if not counted."""
+    largest_bytes: float = 0.0
+    """The largest tensor that it saves or that its backward makes; 0 if not known."""
     part: int = 0
     """The forward of its window in which it ran."""
     host_bytes: dict[str, float] = field(default_factory=dict)

@@ -229,6 +229,8 @@ class _Readings:
                 for action, value in values.items():
                     self._add((kind, family, what, action), sizes, value)
             self._add(("exact", family, "own output"), sizes, call.kept_output_bytes)
+            largest = call.largest_bytes or None
+            self._add(("exact", family, "largest"), sizes, largest)
             key = backward_key(step_input, family, around)
             behind = backward_sizes(step_input, sizes, around)
             for action, transient in sample.backward_transient_bytes.items():

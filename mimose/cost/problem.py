@@ -201,6 +201,10 @@ class _Layer:
         """Return the retained bytes of the backward, under any action."""
         return self.model.predict(self._own_backward("retained"), self.behind)
 
+    def largest_bytes(self) -> float:
+        """Return the bytes of its backward's largest tensor; 0 if not known."""
+        return self._predict(("exact", self.call.family, "largest"))
+
     def numbers(self) -> NDArray[np.float64]:
         """Return (5, K): held, forward and backward transient peak, cost, host."""
         menu, family = self.model.menu, self.call.family
@@ -421,6 +425,8 @@ class Growth:
     before_release_bytes: float
     after_release_bytes: float
     """The growth after the forward, as if nothing were freed."""
+    largest_bytes: float = 0.0
+    """The largest tensor of a layer's backward; 0 if none is known."""
 
     def bytes(self, released_bytes: float) -> float:
         """Return the growth if this much is freed."""
@@ -475,7 +481,8 @@ def plan_growth(
         rises = level - twice + over
     # In the problem the release is part of the head.
     after = (rises, *(peaks[at_head + 1 :] + released_bytes))
-    return Growth(float(max(before)), float(max(after)))
+    largest = max((layer.largest_bytes() for layer in layers), default=0.0)
+    return Growth(float(max(before)), float(max(after)), largest)
 
 
 def step_work(

@@ -40,10 +40,12 @@ from mimose.memory.meters import Meter
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners import Menu
 from mimose.planners.actions import KEEP, RECOMPUTE
-from mimose.tensors import storages_in, tensors_in
+from mimose.tensors import nodes_of, storages_in, tensors_in
 from mimose.torch_private import (
     TorchDispatchMode,
     base_of,
+    gradient_bytes,
+    next_sequence_number,
     overload_packet,
     to_copy,
     top_saved_hooks,
@@ -221,6 +223,8 @@ class Reading(NamedTuple):
     """The highest total of what it made, as far as that can be counted."""
     saved_bytes: int
     """Bytes that its operators have saved, without parameters."""
+    largest_bytes: int
+    """The largest tensor that it saves or that its backward makes."""
     copied_bytes: float = 0.0
     """Bytes of copies of weights that autocast keeps."""
     saved_output_bytes: float | None = None
@@ -240,7 +244,7 @@ def by_operators(
 ) -> tuple[Any, Reading]:
     """Run a call and count the storages that its operators make: a `Gauge`."""
     del given
-    tracker, saves = StorageTracker(), _Saves()
+    tracker, saves, began = StorageTracker(), _Saves(), next_sequence_number()
     with tracker:
         if top_saved_hooks(False) is None:
             output, early_flops, own = forward(), tracker.flops, None
@@ -252,9 +256,10 @@ def by_operators(
         copied = float(tracker.copied_bytes()) if autocast_keeps_copies() else 0.0
     held = {KEEP.name: live, RECOMPUTE.name: float(tracker.bytes_made(output))}
     flops, peak = tracker.flops, tracker.peak_bytes
-    n_bytes, precision = saves.total_bytes(), tracker.precision()
+    saved, largest = saves.total_bytes(), saves.largest(output, began)
+    precision = tracker.precision()
     return output, Reading(
-        held, flops, early_flops, peak, n_bytes, copied, own, precision
+        held, flops, early_flops, peak, saved, largest, copied, own, precision
     )
 
 
@@ -274,13 +279,14 @@ def by_saved(
     """
     others = [slot.now() for slot in tensor_slots(root.modules())]
     known = storages_in([*root.parameters(), *others, *given])
-    saves = _Saves()
+    saves, began = _Saves(), next_sequence_number()
     with saves.noted():
         output = forward()
     returned = _sizes_in(output)
     live = _total({**saves.sizes, **returned}, known)
     held = {KEEP.name: live, RECOMPUTE.name: _total(returned, known)}
-    return output, Reading(held, flops, flops, int(live), saves.total_bytes())
+    saved, largest = saves.total_bytes(), saves.largest(output, began)
+    return output, Reading(held, flops, flops, int(live), saved, largest)
 
 
 def by_example(
@@ -346,6 +352,16 @@ class _Saves:
     def total_bytes(self) -> int:
         """Sum the bytes of all."""
         return sum(self.sizes.values())
+
+    def largest(self, output: object, began: int) -> int:
+        """Return the bytes of the largest, or of the largest gradient.
+
+        Args:
+            output: What the call returned.
+            began: What `next_sequence_number` returned as it began.
+        """
+        gradients = map(gradient_bytes, nodes_of(output, began))
+        return max([0, *gradients, *self.sizes.values()])
 
     def bytes_of(self, output: object) -> float:
         """Sum the bytes of those that hold an output."""
@@ -498,6 +514,7 @@ class Trace:
         call.precision = reading.precision
         call.count(reading.held_bytes, flops=0)
         call.copied_bytes = reading.copied_bytes
+        call.largest_bytes = reading.largest_bytes
         return output
 
     def recomputed(self, index: int, gauge: Gauge) -> OnRecompute:
@@ -520,6 +537,7 @@ class Trace:
             call.count(reading.held_bytes, reading.flops, reading.early_flops)
             call.copied_bytes = reading.copied_bytes
             call.precision = reading.precision
+            call.largest_bytes = reading.largest_bytes
             call.kept_output_bytes = reading.saved_output_bytes
             if not self._meter.reads_peak:
                 self._least_peak_bytes = self.marks[-1].live_bytes + reading.peak_bytes

@@ -214,12 +214,14 @@ class Driver:
         level = step.backward_bytes(peak, held, self._policy.margin)
         if not step.has_wall or level is None:
             return
-        block = 0
+        chosen = step.decision.chosen
+        block = 0 if chosen is None else int(chosen.growth.largest_bytes)
         if not any(loss.is_on for loss in self._engine.losses):
             # A gradient in float32 does not fit where an output in half precision was.
             halves = (t.numel() for t in tensors_in(output) if t.itemsize == 2)
-            block = 4 * max(halves, default=0)
-        has_room = self._memory_limit.has_room(level, block)
+            block = max(block, 4 * max(halves, default=0))
+        tries = step.window.trace is None
+        has_room = self._memory_limit.has_room(level, block, tries=tries)
         if step.retries == 1:
             self._n_in_vain = 0 if has_room else min(self._n_in_vain + 1, _MOST_IN_VAIN)
             self._n_to_wait = 2**self._n_in_vain - 1

@@ -104,6 +104,50 @@ def test_a_forward_without_room_for_its_backward_runs_again(sim):
     assert training.grads == _bare(LENGTHS * 2)
 
 
+class _WithLoss(nn.Module):
+    """Frees its logits before the backward, but not what stands beside them."""
+
+    def __init__(self, n_classes=20_000, width=256):
+        super().__init__()
+        self.layers = nn.Sequential(*(_Layer(width) for _ in range(4)))
+        self.head = nn.Linear(width, n_classes, bias=False)
+
+    def forward(self, x):
+        h, weight = self.layers(x).bfloat16(), self.head.weight.bfloat16()
+        n_bytes = 2 * x.shape[:2].numel() * len(weight)
+        torch.empty(n_bytes + 9 * MIB, dtype=torch.int8, device="sim")
+        logits = nn.functional.linear(h, weight)
+        self.beside = torch.empty(9 * MIB, dtype=torch.int8, device="sim")
+        labels = torch.zeros(x.shape[:2].numel(), dtype=torch.long, device="sim")
+        loss = nn.functional.cross_entropy(logits.float().flatten(0, 1), labels)
+        return {"loss": loss, "logits": logits}
+
+
+def test_a_loss_has_room_for_two_large_blocks(sim):
+    """Its backward grows by less, but what is freed before fits neither of them."""
+    sim.set_hollow(sim.CARDS["h100"])
+    torch.manual_seed(0)
+    model = _WithLoss().to("sim")
+    optimizer = torch.optim.AdamW(model.parameters())
+
+    def step(length):
+        model(torch.zeros(8, length, 256, device="sim"))["loss"].backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    with mimose.attach(model, "600MiB", refine=False) as session:
+        for length in LENGTHS:
+            step(length)
+        for n in range(46, 58, 2):
+            sim.empty_cache()
+            gaps = _gaps(n)
+            step(LENGTHS[-1])
+            del gaps
+        summary = session.summary()
+    assert summary.retries == 1
+    assert summary.steps_over == 0
+
+
 class _Remembering(nn.Sequential):
     """Keeps what its layers return, in an attribute."""
 
