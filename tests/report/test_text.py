@@ -45,6 +45,7 @@ def _report(records, width):
         "budget_range": (1, 1),
         "host": None,
         "agreement": None,
+        "byte_price": (8.6, "single", "of NVIDIA A100-SXM4-80GB"),
     }
     return report(Summary(**numbers), records, width)
 
