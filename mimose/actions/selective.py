@@ -114,6 +114,8 @@ _MOST_MADE = 64
 """The most recipes for one layer; a layer that needs more drops nothing."""
 _MOST_SEEN = 4096
 """The most sizes that are remembered."""
+_MOST_REFUSED = 3
+"""How often a layer tries an action for which there is no memory."""
 _NOISE_SAMPLE = 256
 """The number of elements that distinguishes dropout's noise from other tensors."""
 
@@ -709,7 +711,7 @@ class _Program:
                 price[index] = graph.price_to_pack(Slot(step.node, step.name))
         freed = {key: float(graph.freed_bytes(key)) for key in self._dropped}
         copies = [n_bytes for key, n_bytes in freed.items() if graph.is_copy(key)]
-        rooms = [sum(made.get(at, 0) for at in each) for each in needs.values()]
+        rooms = [self._most_made(each, made) for each in needs.values()]
         return Work(
             sum(freed.values()),
             sum(each.flops for each in price.values()),
@@ -717,6 +719,26 @@ class _Program:
             max(rooms, default=0) + max(freed.values(), default=0.0),
             sum(copies),
         )
+
+    def _most_made(self, needed: Iterable[int], made: Mapping[int, int]) -> int:
+        """Return the most bytes that some steps hold, if each is freed after use."""
+        left = collections.Counter(
+            operand for at in needed for operand in self._steps[at].operands
+        )
+        held, most = dict[int, int](), 0
+        for at in needed:  # operands come first
+            step, held[at] = self._steps[at], made.get(at, 0)
+            most = max(most, sum(held.values()))
+            is_same = step.source is Source.PART or (
+                step.source is Source.RUN and OPERATORS[step.name].is_view
+            )
+            for operand in step.operands:
+                left[operand] -= 1
+                if is_same:
+                    held[at] += held.pop(operand, 0)
+                elif not left[operand]:
+                    held.pop(operand, None)
+        return most
 
     def nodes(self) -> list[int]:
         """Return the nodes whose operators run again."""
@@ -943,7 +965,7 @@ def comes_out(recipe: Recipe, graph: Graph, slots: Iterable[Slot]) -> bool:
         was = graph.slots[recipe.shown.get(slot, slot)].detach()
         try:
             # One at a time: together they would need as much memory as is to be freed.
-            made = Rebuild(recipe).value(target, sources)
+            made = Rebuild(_of_one(recipe, target)).value(target, sources)
             now = _placed(made, *_lies(was)[:3])
         except RuntimeError as error:  # another layout, or an operator fails
             if is_out_of_memory(error):
@@ -954,6 +976,16 @@ def comes_out(recipe: Recipe, graph: Graph, slots: Iterable[Slot]) -> bool:
         if not same_bits(now, was):
             return False
     return True
+
+
+def _of_one(recipe: Recipe, target: int) -> Recipe:
+    """Return a recipe of which one step's result alone is read."""
+    readers = [0] * len(recipe.steps)
+    readers[target] = 1
+    for at in recipe.needs[target]:
+        for operand in recipe.steps[at].operands:
+            readers[operand] += 1
+    return replace(recipe, readers=tuple(readers))
 
 
 def _placed(
@@ -1301,6 +1333,9 @@ class Points:
         self._described: cachetools.LRUCache[object, bool]
         self._described = cachetools.LRUCache(_MOST_SEEN)
         self._n_made: MutableMapping[nn.Module, int] = weakref.WeakKeyDictionary()
+        self.n_refused: collections.Counter[tuple[int, str]]
+        self.n_refused = collections.Counter()
+        """How often a layer had no memory to try an action."""
         self._weights: MutableMapping[nn.Module, int] = weakref.WeakKeyDictionary()
         """By layer, a hash of the shapes of its weights."""
 
@@ -1336,9 +1371,12 @@ class Points:
                         ran = _ran(layer, pairs, versions, output, began)
                         moved = Graph(ran, self.prices).moved_bytes()
                         measured.moved_bytes[RECOMPUTE.name] = moved
-                        for name in names:
-                            self._describe(name, ran, measured, trace.room_bytes)
-                    self._described[key] = True
+                        room = trace.room_bytes
+                        are_all = [
+                            self._describe(name, ran, measured, room) for name in names
+                        ]
+                    if all(are_all):
+                        self._described[key] = True
                 except _REFUSALS as error:
                     _exclude(layer, names, error)
                 trace.mark("described", index)
@@ -1348,15 +1386,15 @@ class Points:
 
     def _describe(
         self, name: str, ran: Ran, measured: Measured, room_bytes: float
-    ) -> None:
+    ) -> bool:
+        """Describe an action; return whether there was room to compare what it does."""
         graph, found = Graph(ran, self.prices), self.known(name, ran)
         if found is None:
-            made = draft(graph, self._chosen(name, graph))
-            if made is not None and made.work.room_bytes <= room_bytes:
-                made = self.make(name, graph)
-        else:
-            made = found[0]
-        tell(graph.work(made), name, measured)
+            if self.room(name, graph) > room_bytes:
+                return False  # no plan may count on it
+            found = self.make(name, graph), None
+        tell(graph.work(found[0]), name, measured)
+        return True
 
     def known(self, name: str, ran: Ran) -> tuple[Recipe | None, object] | None:
         """Return the recipe that fits a call, and the call's sizes.
@@ -1515,6 +1553,11 @@ class Selective(KeepLess):
                 and points.room(name, graph) > probe.trace.room_bytes
             ):
                 measured.action = KEEP.name  # no plan has counted what a trial takes
+                points.n_refused[layer.index, name] += 1
+                if points.n_refused[layer.index, name] >= _MOST_REFUSED:
+                    layer.exclude(
+                        name, "there was no memory to compare what it rebuilds"
+                    )
                 return
             made = points.make(name, graph)
             del graph

@@ -46,6 +46,7 @@ def _report(records, width):
         "unplanned": ("8 forwards in evaluation mode: call model.train()",),
         "host": None,
         "agreement": None,
+        "byte_price": (8.6, "single", "of NVIDIA A100-SXM4-80GB"),
     }
     return report(Summary(**numbers), records, width)
 
