@@ -189,21 +189,6 @@ class StorageTracker(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.live_bytes -= n_bytes
 
 
-def precision_of(dtype: torch.dtype, is_convolution: bool) -> str:
-    """Return the precision of a product: see `mimose.cost.prices`.
-
-    Args:
-        dtype: Of its operands.
-        is_convolution: Torch's flags allow TF32 to convolutions and to others apart.
-    """
-    if dtype.itemsize <= 2:
-        return HALF
-    backends: Any = torch.backends
-    rules = backends.cudnn.conv if is_convolution else backends.cuda.matmul
-    is_short = dtype == torch.float32 and rules.fp32_precision == "tf32"
-    return TF32 if is_short else SINGLE
-
-
 def _is_weight(tensor: torch.Tensor) -> bool:
     """Whether autocast would keep a copy of it; inputs may be leaves, too."""
     is_single = tensor.dtype == torch.float32
