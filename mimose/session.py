@@ -235,7 +235,7 @@ def session_of(model: nn.Module) -> Session | None:
 
 
 def detach(model: nn.Module) -> None:
-    """Detach the session that plans a model, if one does.
+    """Detach the sessions that plan a model or parts of it, if any do.
 
     ::
 
@@ -248,8 +248,7 @@ def detach(model: nn.Module) -> None:
     Raises:
         TypeError: `model` is not a module.
     """
-    session = session_of(model)
-    if session is not None:
+    while (session := session_of(model)) is not None:
         session.detach()
 
 

@@ -103,22 +103,26 @@ class OptimizerWatch:
         self._model = weakref.ref(model)  # hooks of all optimizers refer to this
         self._device = only_device(model)
         self.has_just_stepped = False
-        self._known: weakref.WeakKeyDictionary[torch.optim.Optimizer, OptimizerKind]
+        self._known: weakref.WeakKeyDictionary[
+            torch.optim.Optimizer, tuple[OptimizerKind, int]
+        ]
         self._known = weakref.WeakKeyDictionary()
-        """The optimizers that have stepped, and whose parameters they hold."""
+        """The optimizers that have stepped: whose parameters they hold, and in how many
+        groups, because later groups may hold the model's."""
         self._handles: list[RemovableHandle] = []
 
     @property
     def state_bytes(self) -> int:
         """Bytes that the state of these optimizers holds on the model's device."""
-        own = [optimizer for optimizer, kind in self._known.items() if kind == "own"]
+        known = self._known.items()
+        own = [optimizer for optimizer, (kind, _) in known if kind == "own"]
         storages = storages_in([optimizer.state for optimizer in own]).values()
         return sum(s.nbytes() for s in storages if s.device == self._device)
 
     @property
     def have_stepped(self) -> bool:
         """Whether an optimizer of the model has stepped, so that its state exists."""
-        return "own" in self._known.values()
+        return any(kind == "own" for kind, _ in self._known.values())
 
     @property
     def are_due(self) -> bool:
@@ -150,9 +154,11 @@ class OptimizerWatch:
         model = self._model()
         if model is None:
             return
-        if optimizer not in self._known:
-            self._known[optimizer] = _kind_of(optimizer, own_parameters(model))
-        self._on_stepped(self._known[optimizer])
+        kind, n_groups = self._known.get(optimizer, ("other", 0))
+        if kind != "own" and n_groups != len(optimizer.param_groups):
+            kind = _kind_of(optimizer, own_parameters(model))
+            self._known[optimizer] = kind, len(optimizer.param_groups)
+        self._on_stepped(kind)
 
 
 def _kind_of(

@@ -119,6 +119,8 @@ class Driver:
                 self._memory_limit.drop_wall()  # it is no step
                 if self.model.training or has_grad:
                     self._engine.unplanned.note(EVALUATION if has_grad else NO_GRAD)
+                else:
+                    self._engine.unplanned.ran()
             return original(*args, **kwargs)
         if top_transform() is not None:
             if self.plans:

@@ -4,8 +4,8 @@ Note: [Past the session]
 A session plans the forwards of its model in training mode with grad enabled. All else
 runs as without a session, which is right for an evaluation, and silent where a user
 means to train. What tells the two apart is an optimizer's step: if nothing was planned
-since the last one, one message for each cause says what to call. The report counts all
-causes, whether or not an optimizer has stepped.
+before the first one, or for two in a row later, one message for each cause says what to
+call. The report says the same, and all causes if nothing was ever planned.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ OUTSIDE = "outside"
 """A cause: calls of layers outside of the model's forward."""
 _REPLACED, _COPY, _OTHER = "replaced", "copy", "other"
 _MOST_NAMES = 3
+_MANY = 8
+"""Steps of other optimizers, before the model has run, until a message says so."""
 
 _SENTENCES = {
     EVALUATION: (
@@ -85,23 +87,27 @@ class Unplanned:
         self.counts: Counter[str] = Counter()
         self._replaced: list[str] = []
         self._recent: set[str] = set()
-        """Causes since the last planned forward, or the last optimizer step."""
+        """Causes since the last planned forward."""
         self._logged: set[str] = set()
-        self._is_planned = self._has_planned = False
-        """Whether a forward was planned since the last optimizer step, or ever."""
-        self._n_ran = self._n_ran_before = 0
-        """Calls of the model or its layers, now and at the last step for a copy."""
+        self._is_planned = self._has_planned = self._has_run = False
+        """Whether a forward was planned since the last optimizer step, or ever; whether
+        the model or one of its layers ran at all."""
+        self._n_without = 0
+        """Steps of the model's optimizers in a row without a planned forward."""
 
     def note(self, cause: str) -> None:
         """Count something that ran past the session."""
         self.counts[cause] += 1
         self._recent.add(cause)
-        self._n_ran += 1
+        self._has_run = True
+
+    def ran(self) -> None:
+        """Record a forward that needs no plan."""
+        self._has_run = True
 
     def planned(self) -> None:
         """Record that a forward of the model ran as a step."""
-        self._is_planned = self._has_planned = True
-        self._n_ran += 1
+        self._is_planned = self._has_planned = self._has_run = True
         self._recent.clear()
 
     def check(self, layers: Iterable[Layer]) -> None:
@@ -118,25 +124,25 @@ class Unplanned:
             self._say(_REPLACED)
 
     def stepped(self, kind: OptimizerKind) -> None:
-        """Say why nothing was planned since the last step of an optimizer.
+        """Say why nothing was planned for some steps of an optimizer.
 
         Args:
             kind: Whose parameters the optimizer holds.
         """
         if kind == "own":
-            for cause in () if self._is_planned else self._recent:
-                self._say(cause)
+            self._n_without = 0 if self._is_planned else self._n_without + 1
             self._is_planned = False
-            self._recent.clear()
-            return
-        if NO_GRADIENT in self._recent:  # the optimizer is of what reads the outputs
+            # A model may have several optimizers, and an evaluation between their steps.
+            if self._n_without > self._has_planned:
+                for cause in self._recent:
+                    self._say(cause)
+        elif NO_GRADIENT in self._recent:  # the optimizer is of what reads the outputs
             self._say(NO_GRADIENT)
-        if self._n_ran == (self._n_ran_before if kind == "copy" else 0):
+        elif not self._has_run:
             cause = _COPY if kind == "copy" else _OTHER
             self.counts[cause] += 1
-            self._say(cause)
-        if kind == "copy":
-            self._n_ran_before = self._n_ran
+            if self.counts[cause] == _MANY:  # others may train before this one
+                self._say(cause)
 
     def finish(self) -> None:
         """Say, as the session ends, why it has planned nothing at all."""
@@ -146,7 +152,7 @@ class Unplanned:
     def sentences(self) -> Iterator[str]:
         """Yield a sentence for each cause, with what to call."""
         for cause in +self.counts:
-            if cause != NO_GRAD or not self._has_planned:  # batch norm is tuned so
+            if cause in self._logged or not self._has_planned:
                 yield self._sentence(cause)
         if not (self._has_planned or +self.counts):
             yield _NOTHING

@@ -65,12 +65,12 @@ def _no_grad(model):
 
 
 def _copy(model):
-    _train(copy.deepcopy(model))
+    _train(copy.deepcopy(model), n_steps=9)
 
 
 def _other(model):
     del model
-    _train(nn.Sequential(_Model(), nn.Linear(8, 2)))
+    _train(nn.Sequential(_Model(), nn.Linear(8, 2)), n_steps=9)
 
 
 def _wrapper(model):
@@ -141,14 +141,16 @@ def test_session_without_an_optimizer_speaks_as_it_ends(caplog):
 
 def test_ordinary_training_says_nothing(caplog):
     """Evaluations, other models and a copy that is trained beside are no mistakes."""
-    model, critic = _Model(), _Model()
+    model, critic, other = _Model(), _Model(), nn.Linear(8, 8)
     with mimose.attach(model, "8GiB") as session:
         for _ in range(3):
+            _train(other, n_steps=1)
             _train(model)
-            _train(critic, n_steps=1)
+            _train(critic, n_steps=2)
             model.eval()
             with torch.no_grad():
                 model(torch.randn(2, 3, 8))
+            model(torch.randn(2, 3, 8)).sum().backward()  # a saliency map
             model.train()
 
         assert session.summary().unplanned == ()
