@@ -132,7 +132,7 @@ class Unplanned:
         if kind == "own":
             self._n_without = 0 if self._is_planned else self._n_without + 1
             self._is_planned = False
-            # A model may have several optimizers, and an evaluation between their steps.
+            # A model may have two optimizers, and an evaluation between their steps.
             if self._n_without > self._has_planned:
                 for cause in self._recent:
                     self._say(cause)
