@@ -22,11 +22,9 @@ owns the norm's weight.
 
 Note: [What is checked]
 In every call the graph, the layout and aliases of its tensors, their versions and the
-flags that choose kernels must be those for which the recipe was made. The first call of
-a layer at its sizes compares in the backward a sum over each rebuilt storage; later
-ones compare one storage, in turns, unless an attribute of the layer changed. So another
-rounding of a kernel in a later call, or an edit that neither graph, versions nor
-attributes show, may be found some calls later only.
+flags that choose kernels must be those for which the recipe was made. The backward
+compares a sum over each rebuilt storage. (One storage a call, in turns, was tried: an
+argument that changed between two calls gave wrong gradients until its turn came.)
 
 Note: [Positions]
 Nodes are numbered in the order of one walk from the outputs, and all other data has
@@ -73,7 +71,6 @@ from mimose.actions.operators import OPERATORS, POOL, POOL_AGAIN, Operand
 from mimose.actions.points import corners, few
 from mimose.actions.recompute import unchanged
 from mimose.cost.prices import Prices, prices_of
-from mimose.exactness.guard import State
 from mimose.exactness.layer import Layer
 from mimose.exceptions import RecomputationError, first_line
 from mimose.inputs.describe import argument_tensors
@@ -493,7 +490,7 @@ def _key(tensor: torch.Tensor) -> int:
 
 def looks(
     slots: Iterable[Slot], own: Container[Slot], ran: Ran
-) -> tuple[tuple[object, ...], tuple[object, ...]] | None:
+) -> tuple[object, ...] | None:
     """Return the layouts of some saved tensors of a call.
 
     The kinds and edges of a graph do not contain them. A layout is the dtype, the order
@@ -506,8 +503,7 @@ def looks(
         ran: The call.
 
     Returns:
-        Equal for calls with equal layouts; and equal if the sizes are equal, too. None
-        if a tensor cannot be read.
+        Equal for calls with equal layouts; None if a tensor cannot be read.
 
     Raises:
         RuntimeError: A tensor was edited in place since it was saved.
@@ -515,7 +511,7 @@ def looks(
     sharing: dict[int, int] = {}
     for tensor in (*ran.inputs, *ran.outputs):
         sharing.setdefault(_key(tensor), len(sharing))
-    found, sizes = list[object](), list[object]()
+    found = list[object]()
     for slot in slots:
         node, name = slot
         behind = ran.nodes[node]
@@ -527,8 +523,7 @@ def looks(
         shared = sharing.setdefault(_key(tensor), len(sharing))
         edits = version(tensor) if slot in own else -1
         found.append((shared, edits, *_look(tensor)))
-        sizes.append((tensor.shape, tensor.device))
-    return tuple(found), tuple(sizes)
+    return tuple(found)
 
 
 def _look(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -629,10 +624,6 @@ class Recipe:
     work: Work
     looks: tuple[object, ...] = ()
     """The layouts of those tensors in the call for which it was made."""
-    seen: dict[object, weakref.ref[State]] = field(default_factory=dict)
-    """What a layer contained as it was checked as a whole, by layer and sizes."""
-    turns: Iterator[int] = field(default_factory=itertools.count)
-    """Which storage is checked next at such sizes."""
 
 
 class BarrierError(RuntimeError):
@@ -884,7 +875,7 @@ def make_recipe(graph: Graph, chosen: Container[Slot]) -> Recipe | None:
         }
         if len(right) == len(dropped):
             found = looks(recipe.slots, recipe.own, graph.ran)
-            return None if found is None else replace(recipe, looks=found[0])
+            return None if found is None else replace(recipe, looks=found)
         dropped = right
     return None
 
@@ -1129,7 +1120,7 @@ class Rebuild:
         return step.source is Source.RUN and OPERATORS[step.name].is_fresh
 
 
-def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str, sizes: object) -> int:
+def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str) -> int:
     """Drop what a recipe can rebuild, with hooks that rebuild it in the backward.
 
     Args:
@@ -1137,7 +1128,6 @@ def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str, sizes: object) -> 
         ran: The call.
         layer: The layer.
         action: Its action.
-        sizes: The sizes of the call: Note: [What is checked].
 
     Returns:
         The freed bytes, minus those held in their place.
@@ -1145,8 +1135,6 @@ def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str, sizes: object) -> 
     rebuild = Rebuild(recipe, layer, action)
     sources = _sources(recipe, ran)
     freed: dict[object, int] = {}
-    is_new = _is_new(recipe, layer, sizes)
-    turn = next(recipe.turns) % max(1, len({step for _, step in recipe.drops}))
     # Packed tensors come first, because others may be rebuilt from them.
     drops = sorted(recipe.drops, key=lambda d: recipe.steps[d[1]].source not in _PACKED)
     for slot, step in drops:
@@ -1156,12 +1144,11 @@ def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str, sizes: object) -> 
         n_bytes = lies[-1]
         key = slot if slot in recipe.shown else step
         if key not in freed:
-            is_checked = is_new or len(freed) == turn
             freed[key] = n_bytes
             if own.source in _PACKED:
                 sources[step] = _packed(own, tensor, ran)
                 freed[key] -= sources[step][0].untyped_storage().nbytes()
-            elif is_checked and slot not in recipe.shown:
+            elif slot not in recipe.shown:
                 # The substitute of a shown one has another sum.
                 total = _sum_of(tensor)
         taken = {index: sources[index] for index in recipe.needs[step]}
@@ -1170,16 +1157,6 @@ def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str, sizes: object) -> 
         handle = saved_handle(node, slot.name)
         handle.register_hooks(partial(_instead, place), rebuild.unpack)
     return sum(freed.values())
-
-
-def _is_new(recipe: Recipe, layer: Layer, sizes: object) -> bool:
-    """Whether all must be checked: Note: [What is checked]."""
-    state, key = layer.state_now(), (layer.index, sizes)
-    seen = recipe.seen.get(key)
-    if seen is None and len(recipe.seen) >= _MOST_SEEN:
-        return True
-    recipe.seen[key] = weakref.ref(state)
-    return seen is None or seen() is not state
 
 
 def _instead(place: Place, tensor: torch.Tensor) -> Place:
@@ -1392,27 +1369,27 @@ class Points:
         if found is None:
             if self.room(name, graph) > room_bytes:
                 return False  # no plan may count on it
-            found = self.make(name, graph), None
+            found = (self.make(name, graph),)
         tell(graph.work(found[0]), name, measured)
         return True
 
-    def known(self, name: str, ran: Ran) -> tuple[Recipe | None, object] | None:
-        """Return the recipe that fits a call, and the call's sizes.
+    def known(self, name: str, ran: Ran) -> tuple[Recipe | None] | None:
+        """Return the recipe that fits a call.
 
         Args:
             name: The action.
             ran: The call, with nothing dropped yet.
 
         Returns:
-            None if one must be made; None as the recipe if there can be none.
+            None if one must be made; a tuple with None if there can be none.
         """
         known = self._recipes.get((name, self._kind(ran)))
         for recipe in known or ():
             found = looks(recipe.slots, recipe.own, ran)
-            if found is not None and found[0] == recipe.looks:
-                return recipe, found[1]
+            if found is not None and found == recipe.looks:
+                return (recipe,)
         if known == [] or self._n_made.get(ran.module, 0) >= _MOST_MADE:
-            return None, None
+            return (None,)
         return None
 
     def room(self, name: str, graph: Graph) -> float:
@@ -1561,11 +1538,11 @@ class Selective(KeepLess):
                 return
             made = points.make(name, graph)
             del graph
-            found = (None, None) if made is None else points.known(name, ran)
-        recipe, sizes = found or (None, None)
+            found = (None,) if made is None else points.known(name, ran)
+        (recipe,) = found or (None,)
         if measured is not None:
             work = Graph(ran, points.prices).work(recipe)
             tell(work, name, measured)
             measured.flops = round(work.flops)
         if recipe is not None:
-            drop(recipe, ran, layer, name, sizes)
+            drop(recipe, ran, layer, name)

@@ -6,9 +6,9 @@ import random
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional
 
 import mimose
-from mimose.actions import selective
 from mimose.actions.points import corners, few
 from mimose.cost.prices import prices_of
 
@@ -82,25 +82,41 @@ class Deep(nn.Module):
         return self.layer(x * 1.0).square().mean()
 
 
-def test_a_first_call_is_checked_whole_and_then_one_storage(toys, monkeypatch):
-    """New sizes and a changed attribute count as a first call."""
-    model = Deep()
-    sums, whole = [], selective._sum_of
-    monkeypatch.setattr(selective, "_sum_of", lambda t: sums.append(1) or whole(t))
+class Padded(nn.Module):
+    """Its layer's fill is an argument of the call, which no saved tensor shows."""
+
+    def __init__(self):
+        super().__init__()
+        self.before, self.layer = nn.Linear(64, 64), PaddedLayer()
+
+    def forward(self, x, fill):
+        """Map (rows, 64) to a number."""
+        return self.layer(self.before(x), fill=fill).square().mean()
+
+
+class PaddedLayer(nn.Module):
+    """Two paddings, and products between them."""
+
+    def __init__(self):
+        super().__init__()
+        self.a, self.b = nn.Linear(66, 66), nn.Linear(68, 64)
+
+    def forward(self, h, fill):
+        """Pad twice."""
+        h = functional.gelu(self.a(functional.pad(h, (1, 1), value=fill)))
+        return self.b(functional.gelu(functional.pad(h, (1, 1), value=fill)))
+
+
+def test_an_argument_that_changes_is_an_error_at_once(toys):
+    """Every storage is compared in every call: no step passes with other gradients."""
+    model = Padded()
     how = {"actions": "selective", "planner": toys.Always("selective_all")}
-    how["layers"] = ["layer"]
-
-    def n_sums(n_rows):
-        sums.clear()
-        toys.forward(model, toys.inputs(n_rows, width=64)).backward()
-        return len(sums)
-
-    with mimose.attach(model, "1TiB", **how):
-        first, second, other = n_sums(8), n_sums(8), n_sums(12)
-        model.layer.attribute = 1
-        changed, last = n_sums(12), n_sums(12)
-    assert first == other == changed > 2
-    assert second <= 2 and last <= 2  # as it is dropped, and as it is rebuilt
+    with mimose.attach(model, "1TiB", **how, layers=["layer"]) as session:
+        for _ in range(6):
+            model(toys.inputs(8, width=64), 0.0).backward()
+        assert "selective_all" in session.records[-1].actions
+        with pytest.raises(mimose.RecomputationError):
+            model(toys.inputs(8, width=64), 1.0).backward()
 
 
 def test_a_price_follows_the_card_and_the_precision(sim, toys):
