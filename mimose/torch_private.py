@@ -149,7 +149,8 @@ def output_of(node: Any, number: int) -> Any:
 
 def gradient_bytes(node: Any) -> int:
     """Return the bytes of the largest gradient that a node gets: see `output_of`."""
-    sizes = [math.prod(m.shape) * m.dtype.itemsize for m in node._input_metadata]
+    metadata = [m for m in node._input_metadata if not m.is_nested_tensor]
+    sizes = (math.prod(m.shape) * m.dtype.itemsize for m in metadata)
     return max(sizes, default=0)
 
 

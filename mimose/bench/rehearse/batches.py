@@ -185,6 +185,7 @@ class Batches:
 
     @property
     def unit(self) -> str:
-        """What a batch holds: ``tokens``, if its first tensor is of two dimensions."""
+        """What a batch holds: ``tokens``, if its first tensor has rows of integers."""
         first = next(t for t in self._tensors.values() if t.ndim)
-        return "tokens" if first.ndim == 2 else "samples"
+        is_text = first.ndim == 2 and not first.is_floating_point()
+        return "tokens" if is_text else "samples"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
 import tempfile
 import time
@@ -11,6 +12,8 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from mimose.arguments import check_integer
+from mimose.bench.advise.methods import DTYPES, OPTIMIZERS
 from mimose.bench.child import RunFailedError, run_child
 from mimose.bench.rehearse.batches import Lengths, checked
 from mimose.budget import format_bytes
@@ -67,8 +70,17 @@ class Settings:
             if card not in GIB:
                 msg = f"no card is called {card}; choose from {', '.join(GIB)}"
                 raise UsageError(msg)
-            if not gib > 0:
+            if not 0 < gib < math.inf:
                 msg = f"a card must have more than 0 GiB, got {gib}"
+                raise UsageError(msg)
+        for name, least in (("steps", 1), ("ranks", 1), ("seed", 0)):
+            try:
+                check_integer(name, getattr(self, name), least)
+            except ValueError as error:
+                raise UsageError(str(error)) from error
+        for name, known in (("dtype", DTYPES), ("optimizer", OPTIMIZERS)):
+            if (given := getattr(self, name)) not in known:
+                msg = f"{name} must be one of {', '.join(known)}, got {given!r}"
                 raise UsageError(msg)
         if self.lengths is not None:
             checked(self.lengths)

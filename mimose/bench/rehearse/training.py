@@ -13,6 +13,7 @@ import contextlib
 import gc
 import importlib
 import itertools
+import math
 import resource
 import time
 import warnings
@@ -82,9 +83,11 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     if missing >= 0:
         yield {**told, "missing_bytes": missing, "held": training.held()}
         return
+    notes = training.notes()  # a bare forward may need more than the card has
+    gc.collect()
+    sim.empty_cache()
     sim.set_total_memory(total)
     sim.set_others(outside)
-    notes = training.notes()
     options = {"record_to": task["records"], "actions": task["actions"]}
     try:
         session = attach(
@@ -103,6 +106,15 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         charge = of_session(session)
         for n, (shape, batch) in enumerate(training.batches()):
             yield {"step": n, **training.watched(session, shape, batch, charge)}
+        if not training.steps:
+            msg = f"batches() of {task['model'].partition(':')[0]} yielded no batch"
+            raise RunFailedError(msg)
+        if task["ranks"] > 1 and not any(s["collectives"] for s in training.steps):
+            notes.append(
+                f"nothing was sent between the {task['ranks']} ranks: the function "
+                f"does not shard or wrap the model (fully_shard, DDP), so this is what "
+                f"one process alone would do"
+            )
         learned = (
             rehearsed(session.state_dict(), task["card"]) if task["save"] else None
         )
@@ -173,15 +185,33 @@ class _Training:
         """
         batch = self._moved(self.own.made(self.own.shape()))
         try:
-            return list(values_read(lambda: self._loss(batch)))
+            found = list(values_read(lambda: self._loss(batch)))
         except Exception as error:  # the user's code, whatever it does
             raise self._failed(error) from error
+        sizes = zip(self.own.names, self.own.longest, strict=True)
+        longest = max((n for name, n in sizes if name != self.own.rows), default=0)
+        if longest > self.n_positions:
+            found.append(
+                f"lengths up to {longest} pass the model's table of "
+                f"{self.n_positions:,} positions: a card would refuse them"
+            )
+        return found
+
+    @property
+    def n_positions(self) -> float:
+        """The rows of the smallest table of positions that the model learns."""
+        tables = (
+            module.num_embeddings
+            for name, module in self.model.named_modules()
+            if isinstance(module, nn.Embedding) and "pos" in name.rpartition(".")[2]
+        )
+        return min(tables, default=math.inf)
 
     def batches(self) -> Iterator[tuple[Shape | None, Any]]:
         """Yield the user's own batches, or those of the lengths, with their shapes."""
         module = importlib.import_module(self._task["model"].partition(":")[0])
         n = self._task["steps"]
-        if hasattr(module, "batches"):
+        if callable(getattr(module, "batches", None)):
             for batch in itertools.islice(module.batches(), n):
                 yield None, batch
             return
@@ -230,7 +260,7 @@ class _Training:
         passed = clock().since(before)
         step |= {"seconds": passed.user, "collectives": passed.collectives}
         first = next(each for each in tensors_in(batch) if each.ndim)
-        step["items"] = first.numel() if first.ndim == 2 else len(first)
+        step["items"] = first.numel() if self.own.unit == "tokens" else len(first)
         self.steps.append(step)
         return step
 
@@ -359,6 +389,8 @@ def _largest(
                 with contextlib.suppress(MimoseError):
                     asked = session.largest(others, dim=vary, limit=too_many - 1)
                     size = asked if asked > best else size
+            if vary != own.rows:
+                size = int(min(size, training.n_positions))
             if size - best <= _NEAR * best:
                 break
             shape = {**longest, vary: size}
