@@ -102,6 +102,8 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
         why = {"why": first_line(error)}
         yield {**told, **why, "held": training.held(), "notes": notes}
         return
+    except MimoseError as error:
+        raise RunFailedError(first_line(error)) from error
     with session:
         charge = of_session(session)
         for n, (shape, batch) in enumerate(training.batches()):
