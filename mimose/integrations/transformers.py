@@ -398,6 +398,7 @@ def fill_budget(
                 of = self._n_of_window
             else:
                 kw["num_items_in_batch"] = of * 0 + n  # a tensor remains one
+            of = of if self._share else 1  # only repeats in a window: 0 items
             found = super().compute_loss(model, inputs, *args, **kw)
             if isinstance(found, tuple):
                 return found[0] / of * self._share, *found[1:]
