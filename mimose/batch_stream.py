@@ -86,9 +86,9 @@ class BatchStream(Draws):
     is a batch by itself until the next round. The buffer is also all that shuffles.
 
     A second iteration begins the stream again, after ``set_epoch`` of the samples or
-    their dataset, if they have it; an iterator, such as a generator's, goes on where it
-    was. If a batch does not fit after all, `Session.micro_batches` splits
-    it, or `Session.step` repeats its step, as with any loader.
+    their dataset, if they have it; samples that are an iterator, such as a generator,
+    go on where they were. If a batch does not fit after all, `Session.micro_batches`
+    splits it, or `Session.step` repeats its step, as with any loader.
 
     Several ranks draw equally many batches, each from its part of the stream:
     Note: [Ranks of a stream].
@@ -226,7 +226,8 @@ class BatchStream(Draws):
             if set_epoch is not None:
                 set_epoch(self.epoch)
         source = iter(self._stream)
-        if source is not self._source or state is not None:
+        goes_on = source is self._stream and source is self._source and state is None
+        if not goes_on or (self._is_dry and not self._samples):
             self._source, self._held = source, frozenset[int]()
             self._samples: dict[int, tuple[Any, int, int]] = {}
             """Those in the buffer by their numbers in the stream: with their bytes, and
