@@ -568,9 +568,9 @@ class _Windows:
     def __iter__(self) -> Any:
         """Yield the batches of an epoch, and what completes its last window."""
         sampler = self.batch_sampler
-        batches, n_before, n = self._rest, -1, 0
+        batches, n_before, n = self._rest, -1, 0  # what is left may be empty
         if batches is None:
-            batches, n_before = iter(self._batches), 0
+            batches = iter(self._batches)  # as what a loaded state has left
         self._rest, self.n_open = None, 0
         while True:
             for batch in batches:
