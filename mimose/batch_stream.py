@@ -157,7 +157,8 @@ class BatchStream(Draws):
         check_switches(even_batches=even_batches)
         self._stream, self._collate = samples, collate_fn
         self._is_growing = buffer is None
-        self._most = check_integer("buffer", buffer or _FIRST_BUFFER)
+        most = _FIRST_BUFFER if buffer is None else buffer
+        self._most = check_integer("buffer", most)
         self._most_bytes = parse_budget(buffer_bytes, None)
         self._seed = check_integer("seed", seed, 0)
         self._is_even = bool(even_batches)
