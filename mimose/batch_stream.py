@@ -189,7 +189,7 @@ class BatchStream(Draws):
         Raises:
             MimoseError: There is no sample; one has no length; a size of the model's
                 inputs has no bound; ranks are not at the same batch.
-            OtherRankError: Another rank failed.
+            OtherRankError: The stream of another rank failed.
         """
         self._begin()
         budget, is_alone, n = 0, self._world_size == 1, 0
@@ -222,11 +222,16 @@ class BatchStream(Draws):
             self.epoch += self._has_begun
             self.n_drawn = 0
         self._has_begun = True
-        for each in (self._stream, getattr(self._stream, "dataset", None)):
-            set_epoch: Any = getattr(each, "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(self.epoch)
-        source = iter(self._stream)
+        source: Iterator[Any] = iter(())
+        self._error: Exception | None = None
+        try:
+            for each in (self._stream, getattr(self._stream, "dataset", None)):
+                set_epoch: Any = getattr(each, "set_epoch", None)
+                if set_epoch is not None:
+                    set_epoch(self.epoch)
+            source = iter(self._stream)
+        except Exception as failed:  # the first round raises it
+            self._error = failed
         goes_on = source is self._stream and source is self._source and state is None
         if not goes_on or (self._is_dry and not self._samples):
             self._source, self._held = source, frozenset[int]()
@@ -251,8 +256,8 @@ class BatchStream(Draws):
         self._recent: deque[list[int]] = deque(maxlen=_AHEAD)
         """The numbers of the samples of the last batches."""
         self._n_last = 0
-        self._is_within, self._is_dry, self._left = True, False, 0
-        self._error: Exception | None = None
+        self._is_within, self._left = True, 0
+        self._is_dry = self._error is not None
         self._cuts: list[Ints] = []
         """The numbers of batches of all that is held, if the stream has ended."""
         self._seconds: list[float] = []
