@@ -179,6 +179,8 @@ class BatchStream(Draws):
         """Batches that the round still has."""
         self._has_warned = self._has_begun = self._is_within = False
         self._source: Iterator[Any] = iter(())
+        self._untouched: tuple[dict[int, Any], int, Ints, Ints] | None = None
+        """The buffer before the first batch, until the second."""
         self._loaded: Mapping[str, Any] | None = None
 
     # ------------------------------------------------------------------ the stream
@@ -204,11 +206,22 @@ class BatchStream(Draws):
                     break
             budget, n = now, n + 1
             self._left -= 1
+            self._untouched = None
+            if not self.n_drawn:
+                held = dict(self._samples), self._n_bytes
+                self._untouched = *held, self._numbers, self._lengths
             samples = self._draw()
             self.n_drawn += 1
             self._n_asked += 1
             yield self._collate(samples)
         self._is_within = False
+
+    def _take_back(self) -> None:
+        """Let the next iteration be this one, if it has drawn a single batch."""
+        if self.n_drawn == 1 and self._untouched is not None:
+            self._samples, self._n_bytes, self._numbers, self._lengths = self._untouched
+            self._n_asked -= 1
+            self._has_begun = False
 
     def _is_unplanned(self) -> bool:
         """Whether the last step had no plan, so that fewer rows may be faster."""
