@@ -258,6 +258,7 @@ class BatchStream(Draws):
             self._next_state = 1
             self._states: deque[tuple[int, Any]] = deque([(0, None)])
             """States of the source, and how many samples came before each."""
+        self._again: int | None = None if state is None else state.get("again")
         if state is not None:  # what was trained of the first `_n_before` is left out
             self._n_before, self._held = state["n_pulled"], frozenset(state["held"])
             self._states[0] = state["n_before"], state["source"]
@@ -306,6 +307,9 @@ class BatchStream(Draws):
                     self._samples[number] = sample, n_bytes, self.n_drawn
                     self._n_bytes += n_bytes
                     pulled[number] = lengths
+                elif number == self._again and not self._is_dry:
+                    own = self._rows.rounded(np.array([self._measured(sample, number)]))
+                    self._last = number, sample, own
                 self._n_pulled += not self._is_dry
                 if self._n_pulled >= self._next_state:
                     self._keep_state()
@@ -579,7 +583,8 @@ class BatchStream(Draws):
         if hasattr(self._stream, "state_dict"):
             self._states.append((self._n_pulled, self._stream.state_dict()))
             oldest = min(self._samples, default=self._n_pulled)
-            oldest = min([oldest, *itertools.chain(*self._recent)])
+            last = [] if self._last is None else [self._last[0]]
+            oldest = min([oldest, *last, *itertools.chain(*self._recent)])
             while len(self._states) > 1 and self._states[1][0] <= oldest:
                 self._states.popleft()
 
@@ -617,13 +622,15 @@ class BatchStream(Draws):
         open_ = recent[len(recent) - self.n_drawn + n_trained :]
         to_come = [n for n in self._held if n >= self._n_pulled]
         held = sorted(itertools.chain(self._samples, to_come, *open_))
+        again = None  # what is to be repeated
         if not held and self._world_size > 1 and self._last is not None:
-            held = [self._last[0]]  # to be repeated
-        oldest = held[0] if held else self._n_pulled
+            again = self._last[0]
+        oldest = min(held[:1] or [self._n_pulled if again is None else again])
         n_before, source = [each for each in self._states if each[0] <= oldest][-1]
         return {
             **state,
             "held": held,
+            "again": again,
             "n_drawn": n_trained,
             "n_pulled": max(self._n_pulled, self._n_before),
             "n_before": n_before,
