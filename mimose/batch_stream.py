@@ -720,8 +720,13 @@ def _content_bytes(thing: Any, seen: set[int] | None = None) -> int:
             return _NUMBER_BYTES * len(thing)
     elif isinstance(thing, Mapping):
         parts = thing.values()
+    elif hasattr(thing, "getbands"):  # a picture of PIL, a byte a pixel and band
+        return int(np.prod(thing.size)) * len(thing.getbands())
     else:
-        parts = getattr(thing, "__dict__", {}).values()
+        slots = [vars(kind).get("__slots__", ()) for kind in type(thing).__mro__]
+        names = [n for each in slots for n in ([each] if isinstance(each, str) else each)]
+        parts = [getattr(thing, name) for name in names if hasattr(thing, name)]
+        parts += getattr(thing, "__dict__", {}).values()
     total = 0
     for part in parts:
         total += _content_bytes(part, seen)
