@@ -214,14 +214,14 @@ class BatchStream(Draws):
             self.n_drawn += 1
             self._n_asked += 1
             yield self._collate(samples)
-        self._is_within = False
+        self._is_within, self._untouched = False, None
 
     def _take_back(self) -> None:
-        """Let the next iteration be this one, if it has drawn a single batch."""
-        if self.n_drawn == 1 and self._untouched is not None:
+        """Put an iteration's only batch back; the next one is that, if none is loaded."""
+        if self._untouched is not None:
             self._samples, self._n_bytes, self._numbers, self._lengths = self._untouched
             self._n_asked -= 1
-            self._has_begun = False
+            self._has_begun &= not self.n_drawn
 
     def _is_unplanned(self) -> bool:
         """Whether the last step had no plan, so that fewer rows may be faster."""
