@@ -177,7 +177,7 @@ class BatchStream(Draws):
         self._n_asked = self.epoch = self.n_drawn = 0
         self._left = 0
         """Batches that the round still has."""
-        self._has_warned = self._has_begun = self._is_within = False
+        self._has_warned = self._has_begun = self._is_within = self._is_dry = False
         self._source: Iterator[Any] = iter(())
         self._untouched: tuple[dict[int, Any], int, Ints, Ints] | None = None
         """The buffer before the first batch, until the second."""
@@ -215,13 +215,6 @@ class BatchStream(Draws):
             self._n_asked += 1
             yield self._collate(samples)
         self._is_within, self._untouched = False, None
-
-    def _take_back(self) -> None:
-        """Put an iteration's only batch back; the next one is that, if none is loaded."""
-        if self._untouched is not None:
-            self._samples, self._n_bytes, self._numbers, self._lengths = self._untouched
-            self._n_asked -= 1
-            self._has_begun &= not self.n_drawn
 
     def _is_unplanned(self) -> bool:
         """Whether the last step had no plan, so that fewer rows may be faster."""
@@ -286,6 +279,13 @@ class BatchStream(Draws):
         self._taken: list[float] = []
         """Predicted seconds of this round's batches; -1 where not known."""
         self._begin_reports()
+
+    def _take_back(self) -> None:
+        """Put an iteration's only batch back; without a state it begins again."""
+        if self._untouched is not None:
+            self._samples, self._n_bytes, self._numbers, self._lengths = self._untouched
+            self._n_asked -= 1
+            self._has_begun &= not self.n_drawn
 
     def _fill(self) -> bool:
         """Fill the buffer; return whether the stream ends, or a sample is too long."""
@@ -723,10 +723,11 @@ def _content_bytes(thing: Any, seen: set[int] | None = None) -> int:
     elif hasattr(thing, "getbands"):  # a picture of PIL, a byte a pixel and band
         return int(np.prod(thing.size)) * len(thing.getbands())
     else:
-        slots = [vars(kind).get("__slots__", ()) for kind in type(thing).__mro__]
-        names = [n for each in slots for n in ([each] if isinstance(each, str) else each)]
-        parts = [getattr(thing, name) for name in names if hasattr(thing, name)]
-        parts += getattr(thing, "__dict__", {}).values()
+        parts = [*getattr(thing, "__dict__", {}).values()]
+        for kind in type(thing).__mro__:
+            slots = vars(kind).get("__slots__", ())
+            names = [slots] if isinstance(slots, str) else slots
+            parts += [getattr(thing, name) for name in names if hasattr(thing, name)]
     total = 0
     for part in parts:
         total += _content_bytes(part, seen)

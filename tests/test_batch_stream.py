@@ -166,7 +166,7 @@ class _Text:
 @pytest.mark.parametrize("kind", [SimpleNamespace, _Text])
 def test_bytes_bound_the_buffer(caplog, kind):
     """A message says once how many samples it holds; each still comes once."""
-    with pytest.raises(ValueError, match="buffer must be .* got 0"):
+    with pytest.raises(ValueError, match=r"buffer must be .* got 0"):
         _stream([], buffer=0)
     texts = [
         kind(ids=torch.zeros(100 + i % 5), more=("x" * 100, {"n": [0] * 25}))

@@ -83,7 +83,7 @@ class SessionCallback:
     def _attach(
         self, model: nn.Module, layers: Any, saved: Mapping[str, Any] | None = None
     ) -> None:
-        """Attach, and load what this callback or a checkpoint has learned, or `learned`."""
+        """Attach, and load what this callback, a checkpoint or ``learned`` knows."""
         session = attach(model, self._budget, **{**self._options, "layers": layers})
         self.session, self._attached_to = session, model
         self._metrics = MetricsReader(session)

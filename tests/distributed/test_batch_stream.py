@@ -88,5 +88,5 @@ def test_the_trainer_goes_on_with_all_streams(launch: Callable[..., Any]) -> Non
     pytest.importorskip("accelerate")
     found = launch("filling_ranks:resumed", {"": {}}, limit_seconds=120.0)[""]
     assert all(is_finite for _, is_finite in found)
-    assert list(range(9)) == sorted(number for trained, _ in found for number in trained)
+    assert list(range(9)) == sorted(n for trained, _ in found for n in trained)
     assert 5 == len(found[0][0])
