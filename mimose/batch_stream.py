@@ -86,9 +86,9 @@ class BatchStream(Draws):
     is a batch by itself until the next round. The buffer is also all that shuffles.
 
     A second iteration begins the stream again, after ``set_epoch`` of the samples or
-    their dataset, if they have it; an iterator, such as a generator's, goes on where it
-    was. If a batch does not fit after all, `Session.micro_batches` splits
-    it, or `Session.step` repeats its step, as with any loader.
+    their dataset, if they have it; samples that are an iterator, such as a generator,
+    go on where they were. If a batch does not fit after all, `Session.micro_batches`
+    splits it, or `Session.step` repeats its step, as with any loader.
 
     Several ranks draw equally many batches, each from its part of the stream:
     Note: [Ranks of a stream].
@@ -157,7 +157,8 @@ class BatchStream(Draws):
         check_switches(even_batches=even_batches)
         self._stream, self._collate = samples, collate_fn
         self._is_growing = buffer is None
-        self._most = check_integer("buffer", buffer or _FIRST_BUFFER)
+        most = _FIRST_BUFFER if buffer is None else buffer
+        self._most = check_integer("buffer", most)
         self._most_bytes = parse_budget(buffer_bytes, None)
         self._seed = check_integer("seed", seed, 0)
         self._is_even = bool(even_batches)
@@ -176,8 +177,10 @@ class BatchStream(Draws):
         self._n_asked = self.epoch = self.n_drawn = 0
         self._left = 0
         """Batches that the round still has."""
-        self._has_warned = self._has_begun = self._is_within = False
+        self._has_warned = self._has_begun = self._is_within = self._is_dry = False
         self._source: Iterator[Any] = iter(())
+        self._untouched: tuple[dict[int, Any], int, Ints, Ints] | None = None
+        """The buffer before the first batch, until the second."""
         self._loaded: Mapping[str, Any] | None = None
 
     # ------------------------------------------------------------------ the stream
@@ -188,7 +191,7 @@ class BatchStream(Draws):
         Raises:
             MimoseError: There is no sample; one has no length; a size of the model's
                 inputs has no bound; ranks are not at the same batch.
-            OtherRankError: Another rank failed.
+            OtherRankError: The stream of another rank failed.
         """
         self._begin()
         budget, is_alone, n = 0, self._world_size == 1, 0
@@ -203,11 +206,15 @@ class BatchStream(Draws):
                     break
             budget, n = now, n + 1
             self._left -= 1
+            self._untouched = None
+            if not self.n_drawn:
+                held = dict(self._samples), self._n_bytes
+                self._untouched = *held, self._numbers, self._lengths
             samples = self._draw()
             self.n_drawn += 1
             self._n_asked += 1
             yield self._collate(samples)
-        self._is_within = False
+        self._is_within, self._untouched = False, None
 
     def _is_unplanned(self) -> bool:
         """Whether the last step had no plan, so that fewer rows may be faster."""
@@ -221,12 +228,18 @@ class BatchStream(Draws):
             self.epoch += self._has_begun
             self.n_drawn = 0
         self._has_begun = True
-        for each in (self._stream, getattr(self._stream, "dataset", None)):
-            set_epoch: Any = getattr(each, "set_epoch", None)
-            if set_epoch is not None:
-                set_epoch(self.epoch)
-        source = iter(self._stream)
-        if source is not self._source or state is not None:
+        source: Iterator[Any] = iter(())
+        self._error: Exception | None = None
+        try:
+            for each in (self._stream, getattr(self._stream, "dataset", None)):
+                set_epoch: Any = getattr(each, "set_epoch", None)
+                if set_epoch is not None:
+                    set_epoch(self.epoch)
+            source = iter(self._stream)
+        except Exception as failed:  # the first round raises it
+            self._error = failed
+        goes_on = source is self._stream and source is self._source and state is None
+        if not goes_on or (self._is_dry and not self._samples):
             self._source, self._held = source, frozenset[int]()
             self._samples: dict[int, tuple[Any, int, int]] = {}
             """Those in the buffer by their numbers in the stream: with their bytes, and
@@ -238,6 +251,7 @@ class BatchStream(Draws):
             self._next_state = 1
             self._states: deque[tuple[int, Any]] = deque([(0, None)])
             """States of the source, and how many samples came before each."""
+        self._again: int | None = None if state is None else state.get("again")
         if state is not None:  # what was trained of the first `_n_before` is left out
             self._n_before, self._held = state["n_pulled"], frozenset(state["held"])
             self._states[0] = state["n_before"], state["source"]
@@ -249,8 +263,8 @@ class BatchStream(Draws):
         self._recent: deque[list[int]] = deque(maxlen=_AHEAD)
         """The numbers of the samples of the last batches."""
         self._n_last = 0
-        self._is_within, self._is_dry, self._left = True, False, 0
-        self._error: Exception | None = None
+        self._is_within, self._left = True, 0
+        self._is_dry = self._error is not None
         self._cuts: list[Ints] = []
         """The numbers of batches of all that is held, if the stream has ended."""
         self._seconds: list[float] = []
@@ -265,6 +279,13 @@ class BatchStream(Draws):
         self._taken: list[float] = []
         """Predicted seconds of this round's batches; -1 where not known."""
         self._begin_reports()
+
+    def _take_back(self) -> None:
+        """Put an iteration's only batch back; without a state it begins again."""
+        if self._untouched is not None:
+            self._samples, self._n_bytes, self._numbers, self._lengths = self._untouched
+            self._n_asked -= 1
+            self._has_begun &= not self.n_drawn
 
     def _fill(self) -> bool:
         """Fill the buffer; return whether the stream ends, or a sample is too long."""
@@ -286,6 +307,9 @@ class BatchStream(Draws):
                     self._samples[number] = sample, n_bytes, self.n_drawn
                     self._n_bytes += n_bytes
                     pulled[number] = lengths
+                elif number == self._again and not self._is_dry:
+                    own = self._rows.rounded(np.array([self._measured(sample, number)]))
+                    self._last = number, sample, own
                 self._n_pulled += not self._is_dry
                 if self._n_pulled >= self._next_state:
                     self._keep_state()
@@ -559,7 +583,8 @@ class BatchStream(Draws):
         if hasattr(self._stream, "state_dict"):
             self._states.append((self._n_pulled, self._stream.state_dict()))
             oldest = min(self._samples, default=self._n_pulled)
-            oldest = min([oldest, *itertools.chain(*self._recent)])
+            last = [] if self._last is None else [self._last[0]]
+            oldest = min([oldest, *last, *itertools.chain(*self._recent)])
             while len(self._states) > 1 and self._states[1][0] <= oldest:
                 self._states.popleft()
 
@@ -597,13 +622,15 @@ class BatchStream(Draws):
         open_ = recent[len(recent) - self.n_drawn + n_trained :]
         to_come = [n for n in self._held if n >= self._n_pulled]
         held = sorted(itertools.chain(self._samples, to_come, *open_))
+        again = None  # what is to be repeated
         if not held and self._world_size > 1 and self._last is not None:
-            held = [self._last[0]]  # to be repeated
-        oldest = held[0] if held else self._n_pulled
+            again = self._last[0]
+        oldest = min(held[:1] or [self._n_pulled if again is None else again])
         n_before, source = [each for each in self._states if each[0] <= oldest][-1]
         return {
             **state,
             "held": held,
+            "again": again,
             "n_drawn": n_trained,
             "n_pulled": max(self._n_pulled, self._n_before),
             "n_before": n_before,
@@ -693,8 +720,14 @@ def _content_bytes(thing: Any, seen: set[int] | None = None) -> int:
             return _NUMBER_BYTES * len(thing)
     elif isinstance(thing, Mapping):
         parts = thing.values()
+    elif hasattr(thing, "getbands"):  # a picture of PIL, a byte a pixel and band
+        return int(np.prod(thing.size)) * len(thing.getbands())
     else:
-        parts = getattr(thing, "__dict__", {}).values()
+        parts = [*getattr(thing, "__dict__", {}).values()]
+        for kind in type(thing).__mro__:
+            slots = vars(kind).get("__slots__", ())
+            names = [slots] if isinstance(slots, str) else slots
+            parts += [getattr(thing, name) for name in names if hasattr(thing, name)]
     total = 0
     for part in parts:
         total += _content_bytes(part, seen)

@@ -1,5 +1,6 @@
 """Batches from a stream: each sample once, in time, of like lengths, and resumed."""
 
+import dataclasses
 import itertools
 import json
 import logging
@@ -156,10 +157,19 @@ def test_an_empty_stream_is_an_error():
         list(stream)
 
 
-def test_bytes_bound_the_buffer(caplog):
+@dataclasses.dataclass(slots=True, eq=False)
+class _Text:
+    ids: object
+    more: object
+
+
+@pytest.mark.parametrize("kind", [SimpleNamespace, _Text])
+def test_bytes_bound_the_buffer(caplog, kind):
     """A message says once how many samples it holds; each still comes once."""
+    with pytest.raises(ValueError, match=r"buffer must be .* got 0"):
+        _stream([], buffer=0)
     texts = [
-        SimpleNamespace(ids=torch.zeros(100 + i % 5), more=("x" * 100, {"n": [0] * 25}))
+        kind(ids=torch.zeros(100 + i % 5), more=("x" * 100, {"n": [0] * 25}))
         for i in range(200)
     ]
     options = {"length": lambda text: len(text.ids), "buffer_bytes": "20KiB"}
@@ -206,6 +216,40 @@ class _Epochs(_Anew):
     def set_epoch(self, epoch):
         """Note it."""
         self.epoch = epoch
+
+
+class _Itself:
+    """An iterator that begins again with each iteration."""
+
+    def __iter__(self):
+        self._at = iter(range(40))
+        return self
+
+    def __next__(self):
+        return next(self._at), 5
+
+
+class _Workers:
+    """Has one iterator, which begins again: a loader with persistent workers."""
+
+    def __init__(self):
+        self._iterator = _Itself()
+
+    def __iter__(self):
+        return iter(self._iterator)
+
+
+@pytest.mark.parametrize("kind", [_Itself, _Workers])
+def test_an_iterator_that_begins_again(kind):
+    """Samples come once, after an iteration that was stopped or has ended, resumed."""
+    stream = _stream(kind(), buffer=10)
+    if kind is _Workers:
+        next(iter(stream))
+    assert list(range(40)) == sorted(_numbers(stream))
+    begun = list(itertools.islice(stream, 2))
+    other = _stream(_Anew((i, 5) for i in range(40)), buffer=10)
+    other.load_state_dict(stream.state_dict())
+    assert list(range(40)) == sorted(_numbers([*begun, *other]))
 
 
 def test_what_cannot_be_resumed_is_said(caplog):

@@ -58,7 +58,8 @@ class SessionCallback:
         own = {name: o for name, o in options.items() if name != "units"}
         self._options: dict[str, Any] = own | {"layers": layers}
         self.session: Session | None = None
-        self.learned: dict[str, Any] | None = learned
+        self.learned: dict[str, Any] | None = None
+        self._given: dict[str, Any] | None = learned
         self._metrics: MetricsReader | None = None
         self._attached_to: nn.Module | None = None
         self._sampler: BatchSampler | BatchStream | None = None
@@ -82,13 +83,13 @@ class SessionCallback:
     def _attach(
         self, model: nn.Module, layers: Any, saved: Mapping[str, Any] | None = None
     ) -> None:
-        """Attach, and load what this callback or a checkpoint has learned."""
+        """Attach, and load what this callback, a checkpoint or ``learned`` knows."""
         session = attach(model, self._budget, **{**self._options, "layers": layers})
         self.session, self._attached_to = session, model
         self._metrics = MetricsReader(session)
         legend = ", ".join(f"{i} {phase}" for i, phase in enumerate(PHASES))
         _log.info("mimose: mimose/phase in the logs is a number: %s", legend)
-        self._recall(self.learned or saved)
+        self._recall(self.learned or saved or self._given)
 
     def _draw(self, loader: Any) -> bool:
         """Give the session to what draws the batches, if that is of mimose.
@@ -160,7 +161,7 @@ class SessionCallback:
         """Return what was learned so far."""
         if self.session is not None and self._attached_to is not None:
             self.learned = self.session.state_dict()
-        return self.learned
+        return self.learned or self._given
 
     def _log_report(self) -> None:
         """Log the session's report."""

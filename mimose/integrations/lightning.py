@@ -35,6 +35,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
+from mimose.batch_stream import BatchStream
 from mimose.budget import Budget
 from mimose.exceptions import MimoseError
 from mimose.inputs.compiled import WHY_NOT_WHOLE
@@ -169,6 +170,8 @@ class MimoseCallback(SessionCallback, _Base):
             trainer.fit_loop.max_batches = float("inf")
             if trainer.val_check_interval == 1.0:
                 trainer.val_check_batch = float("inf")
+        if isinstance(self._sampler, BatchStream):
+            self._sampler._take_back()
         if self._sampler is not None:
             iter(trainer.fit_loop._data_fetcher)  # it had drawn a batch before
 

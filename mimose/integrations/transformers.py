@@ -6,8 +6,9 @@ gets the logs, the trainer's history and the loggers before it in the list have 
 them already. So the callback finds in the call stack, once a training, the handler that
 calls it and the trainer that calls the handler. It moves to the front of the handler's
 list, so that all loggers get its metrics. It wraps the trainer's `train`, so that an
-exception restores the model, and its `training_step`, so that a failed backward can be
-repeated.
+exception restores the model, its `training_step`, so that a failed backward can be
+repeated, and its `_save_checkpoint`, which all ranks call but only one asks callbacks
+for their state.
 
 Note: [Whole windows]
 A window is what `gradient_accumulation_steps` batches train, and its gradient is to be
@@ -398,6 +399,7 @@ def fill_budget(
                 of = self._n_of_window
             else:
                 kw["num_items_in_batch"] = of * 0 + n  # a tensor remains one
+            of = of if self._share else 1  # only repeats in a window: 0 items
             found = super().compute_loss(model, inputs, *args, **kw)
             if isinstance(found, tuple):
                 return found[0] / of * self._share, *found[1:]
@@ -567,9 +569,9 @@ class _Windows:
     def __iter__(self) -> Any:
         """Yield the batches of an epoch, and what completes its last window."""
         sampler = self.batch_sampler
-        batches, n_before, n = self._rest, -1, 0
+        batches, n_before, n = self._rest, -1, 0  # what is left may be empty
         if batches is None:
-            batches, n_before = iter(self._batches), 0
+            batches = iter(self._batches)  # as what a loaded state has left
         self._rest, self.n_open = None, 0
         while True:
             for batch in batches:
@@ -731,7 +733,7 @@ def _calling() -> Trainer | None:
 
 
 def _guard(trainer: Any) -> None:
-    """Wrap a trainer's `train` and `training_step`: Note: [Reaching the trainer].
+    """Wrap a trainer's methods: Note: [Reaching the trainer].
 
     Args:
         trainer: The trainer. If it is training already, only its steps are wrapped.
@@ -743,6 +745,8 @@ def _guard(trainer: Any) -> None:
     if trainer.is_in_train:
         step = functools.partial(guarded, step)
     trainer.training_step = functools.partial(repeated, step)
+    save = functools.partial(_saved_by_all, trainer, _own(trainer, "_save_checkpoint"))
+    trainer._save_checkpoint = save
     trainer.train = functools.partial(guarded, _own(trainer, "train"))
 
 
@@ -765,6 +769,13 @@ def _guarded(trainer: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
         for callback in _callbacks(trainer):
             callback.detach()
         raise
+
+
+def _saved_by_all(trainer: Any, method: Any, *args: Any, **kwargs: Any) -> Any:
+    """Save a checkpoint, with where the streams of all ranks are."""
+    for callback in _callbacks(trainer):
+        callback._drawn(on_all=True)
+    return method(*args, **kwargs)
 
 
 def _repeated(

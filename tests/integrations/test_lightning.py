@@ -321,6 +321,40 @@ def test_rows_that_follow_lengths(toys, meter, tmp_path, kind, every):
     assert max(map(len, whole[:4])) < max(map(len, whole)) <= 12
 
 
+class _Epochs:
+    """Begins anew, and notes its epochs."""
+
+    def __init__(self, samples):
+        self._samples, self.epochs = samples, []
+
+    def __iter__(self):
+        return iter(self._samples)
+
+    def set_epoch(self, epoch):
+        """Note it."""
+        self.epochs.append(epoch)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.parametrize("kind", [iter, _Epochs])
+def test_a_stream_begins_once(toys, meter, kind):
+    """What Lightning draws before the training is not lost, in the first epoch."""
+    seen = []
+
+    def step(lit, batch, index):
+        seen.append(len(batch))
+        return lit.model(batch)
+
+    samples = kind([torch.randn(9, WIDTH) for _ in range(40)])
+    options = {"length": len, "collate_fn": torch.stack, "max_rows": 12, "buffer": 20}
+    stream = mimose.BatchStream(samples, **options)
+    _fit(_lit(toys, step), [MimoseCallback("1TiB", meter=meter)], batches=stream)
+    assert 40 == sum(seen)
+    assert 12 > seen[0]
+    assert 0 == stream.epoch
+    assert {0} == {*getattr(samples, "epochs", [0])}
+
+
 # -------------------------------------------------------------------- the root
 
 

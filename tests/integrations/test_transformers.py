@@ -270,6 +270,16 @@ def test_rows_that_follow_lengths(tmp_path, n_workers):
     assert sorted(on[: len(samples)]) == samples
 
 
+def test_a_stream_saved_at_an_epochs_end(tmp_path):
+    """A resumed run goes on with the next epoch."""
+    options = {"data": _Stream(20), "limits": {"max_rows": 1}}
+    _filling(tmp_path, [], max_steps=20, **options).train()
+    rest, folder = [], str(tmp_path / "checkpoint-20")
+    _filling(tmp_path, rest, max_steps=40, **options).train(folder)
+    every = [(tuple(example["input_ids"]),) for example in _examples(20)]
+    assert sorted(every) == sorted(map(tuple, rest))
+
+
 @pytest.mark.parametrize(
     ("asked", "given", "found"), [(6, 4, 6), (None, 4, 4), (None, 8, 1)]
 )
@@ -480,10 +490,13 @@ def _ends(batches, n_examples):
 class _Stream(torch.utils.data.IterableDataset):
     """Samples without an index; workers have parts."""
 
+    def __init__(self, n_examples=120):
+        self._examples = _examples(n_examples)
+
     def __iter__(self):
         info = torch.utils.data.get_worker_info()
         first, step = (info.id, info.num_workers) if info else (0, 1)
-        yield from _examples()[first::step]
+        yield from self._examples[first::step]
 
 
 def test_lengths_that_are_not_those_of_the_dataset(tmp_path):
@@ -733,3 +746,10 @@ def test_what_a_file_holds_is_loaded(tmp_path, meter):
     _trainer(tmp_path, [second]).train()
 
     assert {"plan"} == {record.phase for record in second.session.records}
+
+    options = {"save_strategy": "steps", "save_steps": N_STEPS}
+    _trainer(tmp_path, [MimoseCallback("1TiB", meter=meter)], **options).train()
+    third = MimoseCallback("1TiB", meter=meter, learned={"of": "another model"})
+    folder = str(tmp_path / f"checkpoint-{N_STEPS}")
+    _trainer(tmp_path, [third], max_steps=N_STEPS + 4).train(folder)
+    assert {"plan"} == {record.phase for record in third.session.records}
