@@ -670,7 +670,7 @@ def test_the_callbacks_take_what_attach_takes():
     parameters = inspect.signature(mimose.attach).parameters
     options = {n: p.default for n, p in parameters.items() if n != "model"}
     options["budget"] = "1TiB"
-    del options["others"]
+    del options["unknown"]
     for callback in (MimoseCallback, lightning.MimoseCallback):
         callback(**options)
         with pytest.raises(TypeError, match=r"'plannr'"):

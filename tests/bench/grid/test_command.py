@@ -36,7 +36,7 @@ def run(monkeypatch, rows):
 
     def endings(**by_name):
         class _Run:
-            def __init__(self, settings, name, on_step):
+            def __init__(self, settings, name, on_step, *_):
                 self.name, self.rows = name, []
 
             def run(self):
