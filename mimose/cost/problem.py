@@ -481,7 +481,8 @@ def plan_growth(
         rises = level - twice + over
     # In the problem the release is part of the head.
     after = (rises, *(peaks[at_head + 1 :] + released_bytes))
-    largest = max((layer.largest_bytes() for layer in layers), default=0.0)
+    kinds = {(layer.call.family, tuple(layer.sizes)): layer for layer in layers}
+    largest = max((layer.largest_bytes() for layer in kinds.values()), default=0.0)
     return Growth(float(max(before)), float(max(after)), largest)
 
 

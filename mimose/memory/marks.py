@@ -209,7 +209,7 @@ class Reading(NamedTuple):
     saved_bytes: int
     """Bytes that its operators have saved, without parameters."""
     largest_bytes: int
-    """The largest tensor that it saves or that its backward makes."""
+    """The largest tensor that it saves or that its backward makes; 0 if not looked."""
     copied_bytes: float = 0.0
     """Bytes of copies of weights that autocast keeps."""
     saved_output_bytes: float | None = None
@@ -264,14 +264,14 @@ def by_saved(
     """
     others = [slot.now() for slot in tensor_slots(root.modules())]
     known = storages_in([*root.parameters(), *others, *given])
-    saves, began = _Saves(), next_sequence_number()
+    saves = _Saves()
     with saves.noted():
         output = forward()
     returned = _sizes_in(output)
     live = _total({**saves.sizes, **returned}, known)
     held = {KEEP.name: live, RECOMPUTE.name: _total(returned, known)}
-    saved, largest = saves.total_bytes(), saves.largest(output, began)
-    return output, Reading(held, flops, flops, int(live), saved, largest)
+    # What operators made shows the largest tensor: a walk of each graph takes long.
+    return output, Reading(held, flops, flops, int(live), saves.total_bytes(), 0)
 
 
 def by_example(
