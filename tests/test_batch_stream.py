@@ -290,27 +290,3 @@ def test_the_buffer_grows_with_the_batches():
         assert held[0] < 1024 and (max(held) > 3000) == (buffer is None)
         padded[buffer] = sum(map(_tokens, batches))
     assert padded[None] < 0.95 * padded[1024]
-
-
-@pytest.mark.sim
-def test_rows_grow_until_the_budget_is_used(sim):
-    """From few rows to many, each sample once, nothing over and out of memory."""
-    from mimose.bench.zoo import ZOO
-
-    pytest.importorskip("transformers")
-    sim.set_hollow(sim.CARDS["h100"])
-    rng = random.Random(1)
-    lengths = [int(40 * rng.lognormvariate(0, 0.5)) for _ in range(900)]
-    samples = [(i, min(128, max(16, length))) for i, length in enumerate(lengths)]
-    model, batches = ZOO["bert"].build().to("sim"), []
-    with mimose.attach(model, "220MiB") as session:
-        for batch in _stream(samples, session, buffer=300):
-            longest = max(length for _, length in batch)
-            ids = torch.ones(len(batch), longest, dtype=torch.long, device="sim")
-            model(input_ids=ids, labels=ids[:, 0]).loss.backward()
-            model.zero_grad()
-            batches.append(batch)
-        summary = session.summary()
-    assert list(range(900)) == sorted(_numbers(batches))
-    assert max(map(len, batches[:4])) <= 8 < 16 < max(map(len, batches))
-    assert (0, 0) == (summary.steps_over, summary.retries)

@@ -70,25 +70,6 @@ def test_links_lead_somewhere(page: Path) -> None:
     assert broken == []
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda path: path.stem)
-def test_included_files_are_there(page: Path) -> None:
-    """Every file a page includes exists."""
-    text = page.read_text(encoding="utf-8")
-    names = re.findall(r"^```\{literalinclude\} (\S+)$", text, re.MULTILINE)
-
-    assert [name for name in names if not (DOCS / name).exists()] == []
-
-
-def test_every_page_is_in_the_contents() -> None:
-    """The index names every page, and no other."""
-    [contents] = _blocks(DOCS / "index.md", "{toctree}")
-    named = set(contents.partition("\n\n")[2].split())
-
-    pages = {str(page.relative_to(DOCS).with_suffix("")) for page in WRITTEN[:-1]}
-
-    assert pages - {"index"} == named
-
-
 # ---------------------------------------------------------------------------- code
 
 

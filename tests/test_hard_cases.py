@@ -42,39 +42,6 @@ def test_lora(toys, meter):
     assert 3 == session.summary().layers
 
 
-class _Keyed(nn.Module):
-    """Takes and returns a dict, with things in it that are no tensors."""
-
-    def __init__(self):
-        super().__init__()
-        self.linear, self.dropout = nn.Linear(16, 16), nn.Dropout(0.2)
-
-    def forward(self, state, *, options):
-        x, *rest = state["all"]
-        y = self.dropout(torch.tanh(self.linear(x))) + options["shift"][0]
-        return {"all": (y, *rest), "count": len(x)}
-
-
-class _Dicts(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(_Keyed() for _ in range(4))
-
-    def forward(self, x):
-        state = {"all": (x, None, "text")}
-        for block in self.blocks:
-            state = block(state, options={"shift": [x.mean(0)]})
-        return state["all"][0].square().mean()
-
-
-def test_structured_arguments_and_outputs(toys, meter):
-    """Tensors anywhere in arguments and outputs are followed; the rest passes."""
-    torch.manual_seed(3)
-    found, session = _compared(toys, _Dicts(), [toys.inputs()] * 7, meter=meter)
-    assert [] == found
-    assert session.records[-1].observed_peak_bytes is not None
-
-
 class _Edits(nn.Module):
     """Edits its own input in place."""
 

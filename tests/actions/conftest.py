@@ -23,4 +23,4 @@ def freed(monkeypatch):
 def always_selective(toys):
     """Options of a session that runs everything under `selective`."""
     action = "selective_all"
-    return {"budget": "1TiB", "actions": [action], "planner": toys.Always(action)}
+    return {"budget": "1TiB", "actions": [action], "planner": toys.everywhere(action)}

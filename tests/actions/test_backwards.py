@@ -90,7 +90,7 @@ def _under(toys, request, action):
     if action in ON_SIM:
         request.getfixturevalue("sim")
     menu = dict.fromkeys(("keep", action, "recompute"))
-    return {"actions": (*menu,), "planner": toys.Always(action)}, (
+    return {"actions": (*menu,), "planner": toys.everywhere(action)}, (
         "sim" if action in ON_SIM else "cpu"
     )
 

@@ -68,7 +68,7 @@ def _always(toys, action, **more):
     menu = ("keep", action, "recompute")
     return {
         "actions": menu,
-        "planner": toys.Always(action),
+        "planner": toys.everywhere(action),
         "layers": _Residual,
         **more,
     }

@@ -17,24 +17,8 @@ LARGER = {"resnet": [{"batch": 2, "height": size, "width": 96} for size in (96, 
 LENGTHS = (256, 512, 384, 320, 448, 288, 480, 416, 272, 496, 352, 432, 464, 304, 400)
 
 
-def _on_sim(batches):
-    return [_moved(batch) for batch in batches]
-
-
-def _moved(batch):
-    if isinstance(batch, torch.Tensor):
-        return batch.to("sim")
-    if isinstance(batch, dict):
-        return {name: _moved(value) for name, value in batch.items()}
-    return tuple(map(_moved, batch)) if isinstance(batch, tuple) else batch
-
-
 def _adam(model):
     return torch.optim.AdamW(model.parameters(), lr=1e-3, foreach=False)
-
-
-def _trained(toys, model, batches):
-    return toys.train(model, batches, optimizer=_adam(model))
 
 
 def _menu(action):
@@ -46,12 +30,11 @@ def _menu(action):
 def test_it_trains_like_the_bare_model(toys, name, action):
     """Losses, gradients, buffers and random state, dropout on, at several shapes."""
     model = toys.zoo_model(name).to("sim")
-    batches = _on_sim(toys.zoo_batches(name, 4, LARGER.get(name)))
-    bare = _trained(toys, copy.deepcopy(model), batches)
-    options = {"actions": _menu(action), "planner": toys.Always(action)}
-    with mimose.attach(model, "1GiB", host_budget="1GiB", **options) as session:
-        trained = _trained(toys, model, batches)
-    assert [] == toys.differences(bare, trained)
+    batches = toys.moved(toys.zoo_batches(name, 4, LARGER.get(name)), "sim")
+    options = {"actions": _menu(action), "planner": toys.everywhere(action)}
+    options |= {"budget": "1GiB", "host_budget": "1GiB"}
+    found, session = toys.compare(model, batches, **options)
+    assert [] == found
     assert {action} == {action for r in session.records for action in r.actions}
     assert session.summary().host.peak_bytes > 0
     assert not session.summary().kept_units
@@ -75,7 +58,7 @@ def _steps(sim, toys, action, **options):
     actions = ("keep", "selective", *BOTH, "recompute")
     options = {"actions": actions, **options}
     with mimose.attach(
-        model, "1GiB", planner=toys.Always(action), **options
+        model, "1GiB", planner=toys.everywhere(action), **options
     ) as session:
         held = _HeldBetween(sim, model)
         for _ in range(2):
@@ -107,13 +90,12 @@ def test_a_small_budget_of_the_host(sim, toys, action):
     """What does not fit stays on the device; the gradients are the same."""
     row = 512 * 128 * 4
     model = toys.chain(4, width=128).to("sim")
-    batches = _on_sim([toys.inputs(512, width=128)] * 2)
-    bare = _trained(toys, copy.deepcopy(model), batches)
-    options = {"actions": _menu(action), "planner": toys.Always(action)}
-    with mimose.attach(model, "1GiB", host_budget=2 * row, **options) as session:
-        trained = _trained(toys, model, batches)
+    batches = [toys.inputs(512, width=128).to("sim")] * 2
+    options = {"actions": _menu(action), "planner": toys.everywhere(action)}
+    options |= {"budget": "1GiB", "host_budget": 2 * row}
+    found, session = toys.compare(model, batches, **options)
     host = session.summary().host
-    assert [] == toys.differences(bare, trained)
+    assert [] == found
     assert 0 < host.peak_bytes <= 2 * row == host.budget_bytes
     assert host.n_refused > 0
     line = f"of 0.5 MiB held; {host.n_refused} tensors did not fit and stayed"
@@ -150,7 +132,8 @@ def test_it_is_learned_and_planned(sim, toys, action):
     sim.empty_cache()
     sim.set_expandable_segments(True)
     model = toys.chain(5, width=128).to("sim")
-    batches = _on_sim([toys.inputs(4 * n, width=128) for n in (*LENGTHS, *LENGTHS[:6])])
+    lengths = (*LENGTHS, *LENGTHS[:6])
+    batches = [toys.inputs(4 * n, width=128).to("sim") for n in lengths]
     row = 4 * 512 * 128 * 4
     highest, bare = _highest(sim, model, batches, "none")
     lowest, _ = _highest(sim, model, batches[:4], "full")
@@ -201,7 +184,7 @@ def test_the_next_step_finds_its_room(toys, sim, monkeypatch, action, end):
     """Steps that end early leave nothing on a host that has room for one step alone."""
     model = toys.chain(3, width=128).to("sim")
     x = toys.inputs(512, width=128).to("sim")
-    options = {"actions": _menu(action), "planner": toys.Always(action)}
+    options = {"actions": _menu(action), "planner": toys.everywhere(action)}
     budget = HOST_BYTES[action]
     with mimose.attach(model, "1GiB", host_budget=budget, **options) as session:
         for _ in range(2):
@@ -243,7 +226,7 @@ def _layers(edit):
 
 
 def _attached(toys, model, action="offload"):
-    options = {"actions": _menu(action), "planner": toys.Always(action)}
+    options = {"actions": _menu(action), "planner": toys.everywhere(action)}
     return mimose.attach(model, "1GiB", layers=_Layer, **options)
 
 

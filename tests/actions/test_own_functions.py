@@ -66,18 +66,6 @@ class _ReadAgain(_Inputs):
         return _product(grads[0], x + 0 * found[0], w)
 
 
-class _Recomputes(_Inputs):
-    """Computes again in its backward, with a graph."""
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        x, _, w = ctx.saved_tensors
-        with torch.enable_grad():
-            both = x.detach().requires_grad_(), w.detach().requires_grad_()
-            torch.autograd.backward(both[0] * both[1], grads[0])
-        return both[0].grad, both[1].grad
-
-
 class _View(_Inputs):
     """Returns a view of its input."""
 
@@ -85,27 +73,6 @@ class _View(_Inputs):
     def forward(ctx: Any, x: torch.Tensor, w: torch.Tensor) -> Any:
         ctx.save_for_backward(x, None, w)
         return x.view_as(x)
-
-
-class _SetUp(torch.autograd.Function):
-    """Is written for transforms of torch.func."""
-
-    generate_vmap_rule = True
-
-    @staticmethod
-    def forward(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        return x * w
-
-    @staticmethod
-    def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
-        ctx.save_for_backward(*inputs)
-        ctx.save_for_forward(*inputs)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Any) -> Any:
-        x, w = ctx.saved_tensors
-        w_grad = grads[0] * x
-        return grads[0] * w, w_grad.sum(0) if w_grad.dim() > 1 else w_grad
 
 
 class _Nested(_Inputs):
@@ -136,21 +103,15 @@ _operator.register_autograd(
 )
 
 
-def _mapped(x: torch.Tensor, w: torch.Tensor) -> Any:
-    return torch.func.vmap(_SetUp.apply, (0, None))(x, w)
-
-
 _FUNCTIONS = [
     _Inputs,
     _Needed,
     _ReadAgain,
-    _Recomputes,
     _View,
-    _SetUp,
     _Nested,
 ]
-_WAYS = [*(f.apply for f in _FUNCTIONS), _operator, _mapped]
-_NAMES = [f.__name__ for f in _FUNCTIONS] + ["operator", "vmap"]
+_WAYS = [*(f.apply for f in _FUNCTIONS), _operator]
+_NAMES = [f.__name__ for f in _FUNCTIONS] + ["operator"]
 _DIFFERENTIABLE = [_Inputs, _ReadAgain, _View]
 
 

@@ -58,7 +58,7 @@ def test_bytes_are_known_before_an_action_ran(toys, meter):
     assert (told.cost[:, :-1] <= told.cost[:, 1:]).all()
     held = {}
     for action in told.actions:
-        with mimose.attach(model, "1TiB", planner=toys.Always(action), **how):
+        with mimose.attach(model, "1TiB", planner=toys.everywhere(action), **how):
             with toys.StorageTracker() as tracker:
                 loss = toys.forward(model, batches[0])
                 held[action] = tracker.live_bytes
@@ -67,19 +67,6 @@ def test_bytes_are_known_before_an_action_ran(toys, meter):
     for action, n_bytes in zip(told.actions, told.held_bytes.sum(0), strict=True):
         freed = held["keep"] - held[action]
         assert told.held_bytes[:, 0].sum() - n_bytes == pytest.approx(freed, rel=0.05)
-
-
-class Deep(nn.Module):
-    """Some products with what is cheap between them."""
-
-    def __init__(self):
-        super().__init__()
-        parts = [part for _ in range(3) for part in (nn.Linear(64, 64), nn.GELU())]
-        self.layer = nn.Sequential(*parts, nn.Linear(64, 64))
-
-    def forward(self, x):
-        """Map (rows, 64) to a number."""
-        return self.layer(x * 1.0).square().mean()
 
 
 class Padded(nn.Module):
@@ -110,7 +97,7 @@ class PaddedLayer(nn.Module):
 def test_an_argument_that_changes_is_an_error_at_once(toys):
     """Every storage is compared in every call: no step passes with other gradients."""
     model = Padded()
-    how = {"actions": "selective", "planner": toys.Always("selective_all")}
+    how = {"actions": "selective", "planner": toys.everywhere("selective_all")}
     with mimose.attach(model, "1TiB", **how, layers=["layer"]) as session:
         for _ in range(6):
             model(toys.inputs(8, width=64), 0.0).backward()

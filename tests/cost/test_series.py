@@ -55,28 +55,6 @@ def test_a_noisy_reading_needs_repeating():
     assert 104.0 == series.predict((4,))
 
 
-def test_a_polynomial_is_found_and_trusted():
-    """With more shapes than terms the fit is exact, also between the shapes."""
-    series = _exact()
-    for n in (4, 10, 16, 22, 31):
-        series.add((2, n), _square(n))
-    assert "" == series.why_unknown((2, 19))
-    assert _square(19) == pytest.approx(series.predict((2, 19)), rel=1e-9)
-    assert _square(19) == pytest.approx(series.predict((2, 19)), rel=1e-9)
-
-
-def test_a_fit_is_trusted_somewhat_beyond_what_was_seen():
-    """By half; with two shapes to spare up to four times the largest."""
-    series = _exact()
-    for n in (4, 10, 40):
-        series.add((n,), _square(n))
-    assert "" == series.why_unknown((60,))
-    assert "61 is beyond 40, the largest size measured" == series.why_unknown((61,))
-    series.add((20,), _square(20))
-    assert "" == series.why_unknown((160,))
-    assert series.why_unknown((161,))
-
-
 class _Failing:
     """An estimator that fails in one of its methods."""
 

@@ -56,11 +56,10 @@ class _Layer(nn.Module):
 class _Model(nn.Module):
     """Makes a cache in every forward, asked or not."""
 
-    makes = _Cache
-
-    def __init__(self):
+    def __init__(self, makes=_Cache, layer=_Layer):
         super().__init__()
-        self.layers = nn.ModuleList(_Layer(i) for i in range(N_LAYERS))
+        self.makes = makes
+        self.layers = nn.ModuleList(layer(i) for i in range(N_LAYERS))
 
     def forward(self, x, cache=None):
         cache = self.makes() if cache is None else cache
@@ -69,9 +68,9 @@ class _Model(nn.Module):
         return x.square().mean()
 
 
-def _model(kind=_Model):
+def _model(*how, kind=_Model):
     torch.manual_seed(0)
-    return kind().train()
+    return kind(*how).train()
 
 
 def _train(model, lengths, caches=None):
@@ -112,16 +111,9 @@ class _Reader(_Layer):
         return x + self.dropout(torch.tanh(self.linear(x))) * cache.value
 
 
-class _ReaderModel(_Model):
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(_Reader(i) for i in range(N_LAYERS))
-
-
 def test_layers_that_only_read_an_object_are_recomputed(meter):
     """From the second call on; one that begins later to change it is kept then."""
-    model = _model(_ReaderModel)
-    model.makes = _Scale
+    model = _model(_Scale, _Reader)
     bare = _train(copy.deepcopy(model), (8, 12, 8))
     with mimose.attach(model, "1TiB", planner="full", meter=meter) as session:
         assert _same(bare, _train(model, (8, 12, 8)))
@@ -168,13 +160,9 @@ class _InPlace(_Cache):
         return keys + self.sums[layer]
 
 
-class _InPlaceModel(_Model):
-    makes = _InPlace
-
-
 def test_a_layer_that_edits_an_objects_tensor_is_kept(meter):
     """It cannot be recomputed; it is named, and the step gives the same."""
-    model = _model(_InPlaceModel)
+    model = _model(_InPlace)
     bare = _train(copy.deepcopy(model), (8, 12))
     with mimose.attach(model, "1TiB", planner="full", meter=meter) as session:
         assert _same(bare, _train(model, (8, 12)))
@@ -233,22 +221,7 @@ class _Scale:
         self.value = 1.0
 
 
-class _Scaled(nn.Module):
-    def __init__(self, index, width=16):
-        super().__init__()
-        self.linear = nn.Linear(width, width)
-
-    def forward(self, x, cache):
-        return x + torch.tanh(self.linear(x)) * cache.value
-
-
 class _ScaledModel(_Model):
-    makes = _Scale
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(_Scaled(i) for i in range(N_LAYERS))
-
     def forward(self, x, cache=None):
         cache = self.makes()
         for layer in self.layers:
@@ -259,7 +232,7 @@ class _ScaledModel(_Model):
 
 def test_what_changes_behind_a_layers_back_is_found(meter):
     """No layer changes it: it differs as the forward ends, which is run again."""
-    model = _model(_ScaledModel)
+    model = _model(_Scale, _Reader, kind=_ScaledModel)
     bare = _train(copy.deepcopy(model), (8, 12, 8))
     with mimose.attach(model, "1TiB", planner="full", meter=meter) as session:
         assert _same(bare, _train(model, (8, 12, 8)))

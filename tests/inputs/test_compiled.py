@@ -9,6 +9,7 @@ import torch
 import transformers
 from torch import nn
 from torch._dynamo.utils import counters
+from torch.nn.functional import gelu
 from torch.utils.flop_counter import FlopCounterMode
 
 import mimose
@@ -44,8 +45,37 @@ class Around(nn.Module):
         return torch.tanh(self.inner(x))
 
 
+class _Gated(nn.Module):
+    def __init__(self, width):
+        super().__init__()
+        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
+
+    def forward(self, x):
+        return x + self.b(self.gate(self.a(x)))
+
+
+def _calling(how):
+    """Return a layer that calls a compiled function, which may be out of sight."""
+    compiled = torch.compile(lambda x: gelu(x) * torch.sigmoid(x), backend=BACKEND)
+
+    class Tools:
+        gate = staticmethod(compiled)
+
+    class Closure(_Gated):
+        def gate(self, x):
+            return compiled(x)
+
+    class OutOfSight(_Gated):
+        def gate(self, x):
+            return getattr(Tools, "gat" + "e")(x)
+
+    return Closure if how == "closure" else OutOfSight
+
+
 def _chain(toys, how, n_blocks=4, width=16):
     """Build a chain and compile its blocks."""
+    if how in ("closure", "out of sight"):
+        return toys.chain(n_blocks, width, _calling(how))
     make = functools.partial(Around, toys) if how == "inside" else toys.Block
     return _compiled(toys.chain(n_blocks, width, make), how)
 
@@ -68,7 +98,9 @@ def _batches(toys, rows=ROWS):
     return [toys.inputs(n, seed=i) for i, n in enumerate(rows)]
 
 
-@pytest.mark.parametrize("how", ["wrapped", "in place", "inside", "forward"])
+@pytest.mark.parametrize(
+    "how", ["wrapped", "in place", "inside", "forward", "closure", "out of sight"]
+)
 def test_any_plan_is_exact_and_none_is_compiled_anew(toys, how):
     """Losses and gradients are the bare compiled model's, from as many graphs."""
     batches = _batches(toys)
@@ -87,6 +119,7 @@ def test_any_plan_is_exact_and_none_is_compiled_anew(toys, how):
         planned = toys.train(model, batches)
     assert toys.differences(bare, planned) == []
     assert counters["stats"]["unique_graphs"] == n_bare > 0
+    assert session.summary().kept_units == {}
     plans = {record.actions for record in session.records if record.phase == "plan"}
     assert len(plans) >= 3
 

@@ -2,7 +2,6 @@
 
 import torch
 
-import mimose
 from mimose.inputs.describe import Describer
 
 CPU = torch.device("cpu")
@@ -26,32 +25,6 @@ def test_freezing_and_evaluating_layers_make_another_context(toys):
     assert frozen == context()
     model.blocks[0].requires_grad_(True)
     assert plain == context()
-
-
-def test_unfreezing_in_mid_training_is_planned_anew(toys, meter):
-    """The first steps after it are measured, and then predictions are right again."""
-    model = toys.zoo_model("bert")
-    frozen = [model.bert.embeddings, *model.bert.encoder.layer[:1]]
-    for module in frozen:
-        module.requires_grad_(False)
-    lengths = [24, 8, 32, 16, 28, 12, 22, 30, 18, 10, 26, 32, 24, 20]
-    batches = toys.text_batches(lengths)
-    with mimose.attach(model, "1TiB", meter=meter) as session:
-        toys.train(model, batches)
-        assert "plan" == session.records[-1].phase
-        for module in frozen:
-            module.requires_grad_(True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
-        toys.train(model, batches, optimizer=optimizer)
-    after = list(session.records)[len(batches) :]
-    assert "collect" == after[0].phase
-    assert after[0].predicted_peak_bytes is None
-    assert "plan" == after[-1].phase
-    predicted, observed = (
-        after[-1].predicted_growth_bytes,
-        after[-1].observed_growth_bytes,
-    )
-    assert abs(observed - predicted) <= 0.02 * predicted
 
 
 class _Ragged(torch.nn.Module):

@@ -449,35 +449,13 @@ def test_a_loop_over_the_layers_has_no_root(toys, meter, caplog):
     assert _is_clean(toys, lit)
 
 
-# -------------------------------------------------------------------- refusals
-
-
 # -------------------------------------------------------------------- repeats
-
-
-def _grows(width, seen):
-    class Grows(nn.Module):
-        """Saves another number of tensors whenever a list outside has grown."""
-
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(width, width)
-            self.drop = nn.Dropout(0.2)
-
-        def forward(self, x):
-            for _ in seen:
-                x = x.sin()
-            return self.drop(self.linear(x).tanh())
-
-    torch.manual_seed(0)
-    return nn.Sequential(*[Grows() for _ in range(3)], nn.Linear(width, 1))
 
 
 @pytest.mark.parametrize("options", [{}, {"accumulate_grad_batches": 2}])
 def test_no_step_is_lost(toys, run, options):
     """Layers whose recomputation cannot be right are kept, and the step is repeated."""
-    seen = []
-    means = []
+    means, seen = [], toys.Grows.seen
 
     def step(lit, batch, index):
         noise = torch.rand(1)
@@ -488,7 +466,9 @@ def test_no_step_is_lost(toys, run, options):
         return loss
 
     def make():
-        lit = _lit(toys, step, model=_grows(WIDTH, seen))
+        torch.manual_seed(0)
+        layers = (toys.Grows(WIDTH) for _ in range(3))
+        lit = _lit(toys, step, model=nn.Sequential(*layers, nn.Linear(WIDTH, 1)))
         lit.on_train_epoch_end = lambda: means.append(
             lit.trainer.callback_metrics["loss_epoch"]
         )

@@ -4,6 +4,8 @@ import copy
 import dataclasses
 import inspect
 import json
+import sys
+from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -21,6 +23,20 @@ from transformers import (  # noqa: E402
     TrainingArguments,
 )
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
+from toys import Grows  # noqa: E402
+from trainer_toys import (  # noqa: E402
+    Gradients,
+    Ignores,
+    Mean,
+    Stream,
+    Takes,
+    arguments,
+    collate,
+    examples,
+    with_labels,
+)
+
 from mimose.inputs.patch import Patch  # noqa: E402
 from mimose.integrations.transformers import (  # noqa: E402
     MimoseCallback,
@@ -36,67 +52,23 @@ pytestmark = [
 N_STEPS = 18
 
 
-def _model(seed=0, n_layers=2):
-    torch.manual_seed(seed)
-    return BertForSequenceClassification(
-        BertConfig(
-            vocab_size=64,
-            hidden_size=32,
-            num_hidden_layers=n_layers,
-            num_attention_heads=2,
-            intermediate_size=64,
-            max_position_embeddings=64,
-            num_labels=3,
-        )
-    )
+SIZES = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_labels": 3}
+SIZES |= {"num_hidden_layers": 2, "num_attention_heads": 2}
 
 
-def _examples(n_examples=120):
-    generator = torch.Generator().manual_seed(3)
-    lengths = torch.randint(6, 60, (n_examples,), generator=generator).tolist()
-    return [
-        {
-            "input_ids": torch.randint(1, 64, (length,), generator=generator).tolist(),
-            "labels": length % 3,
-        }
-        for length in lengths
-    ]
-
-
-def _collate(examples):
-    longest = max(len(example["input_ids"]) for example in examples)
-    ids = [e["input_ids"] + [0] * (longest - len(e["input_ids"])) for e in examples]
-    return {
-        "input_ids": torch.tensor(ids),
-        "attention_mask": (torch.tensor(ids) != 0).long(),
-        "labels": torch.tensor([example["labels"] for example in examples]),
-    }
-
-
-def _arguments(folder, kind=TrainingArguments, **options):
-    return kind(
-        **{
-            "output_dir": str(folder),
-            "max_steps": N_STEPS,
-            "per_device_train_batch_size": 4,
-            "logging_steps": 4,
-            "report_to": [],
-            "save_strategy": "no",
-            "use_cpu": True,
-            "seed": 1,
-            "disable_tqdm": True,
-            **options,
-        }
-    )
+def _model():
+    torch.manual_seed(0)
+    config = BertConfig(**SIZES, max_position_embeddings=64)
+    return BertForSequenceClassification(config)
 
 
 def _trainer(folder, callbacks=(), model=None, kind=Trainer, **options):
     return kind(
         model=_model() if model is None else model,
-        args=_arguments(folder, **options),
-        train_dataset=_examples(),
-        eval_dataset=_examples(12),
-        data_collator=_collate,
+        args=arguments(folder, **options),
+        train_dataset=examples(),
+        eval_dataset=examples(12),
+        data_collator=collate,
         callbacks=list(callbacks),
     )
 
@@ -133,7 +105,7 @@ _budgets = {}
 def _budget(meter, share):
     """Put a budget between recomputing all (0) and keeping all (1), AdamW included."""
     if not _budgets:
-        batch = _collate(_examples()[:4])
+        batch = collate(examples()[:4])
         batch = {name: tensor.repeat_interleave(1, 0) for name, tensor in batch.items()}
         for planner in ("full", "none"):
             model = _model()
@@ -236,16 +208,16 @@ def test_a_run_that_goes_on_from_a_checkpoint(tmp_path, meter, restores):
 
 
 def _filling(folder, seen, trainer_class=Trainer, data=None, limits=(), **options):
-    def collate(examples):
-        seen.append([tuple(example["input_ids"]) for example in examples])
-        return _collate(examples)
+    def collated(batch):
+        seen.append([tuple(example["input_ids"]) for example in batch])
+        return collate(batch)
 
     limits = {"max_rows": 16, "refine": False, **dict(limits)}
     return fill_budget(trainer_class, "1TiB", **limits)(
         model=_model(),
-        args=_arguments(folder, save_strategy="steps", save_steps=20, **options),
-        train_dataset=data or _examples(),
-        data_collator=collate,
+        args=arguments(folder, save_strategy="steps", save_steps=20, **options),
+        train_dataset=data or examples(),
+        data_collator=collated,
     )
 
 
@@ -254,7 +226,7 @@ def test_rows_that_follow_lengths(tmp_path, n_workers):
     """Batches grow, samples come once an epoch, and a resumed run goes on there."""
     whole, rest, options = [], [], {"max_steps": 60}
     if n_workers is not None:
-        options |= {"data": _Stream(), "dataloader_num_workers": n_workers}
+        options |= {"data": Stream(examples()), "dataloader_num_workers": n_workers}
         options |= {"limits": {"buffer": 60}}
     trainer = _filling(tmp_path, whole, **options)
     trainer.train()
@@ -262,7 +234,7 @@ def test_rows_that_follow_lengths(tmp_path, n_workers):
         resume_from_checkpoint=str(tmp_path / "checkpoint-20")
     )
 
-    samples = sorted(tuple(example["input_ids"]) for example in _examples())
+    samples = sorted(tuple(example["input_ids"]) for example in examples())
     drawn = [sample for batch in whole for sample in batch]
     assert sorted(drawn[: len(samples)]) == samples
     assert max(map(len, whole[:4])) < max(map(len, whole)) <= 16
@@ -272,11 +244,11 @@ def test_rows_that_follow_lengths(tmp_path, n_workers):
 
 def test_a_stream_saved_at_an_epochs_end(tmp_path):
     """A resumed run goes on with the next epoch."""
-    options = {"data": _Stream(20), "limits": {"max_rows": 1}}
+    options = {"data": Stream(examples(20)), "limits": {"max_rows": 1}}
     _filling(tmp_path, [], max_steps=20, **options).train()
     rest, folder = [], str(tmp_path / "checkpoint-20")
     _filling(tmp_path, rest, max_steps=40, **options).train(folder)
-    every = [(tuple(example["input_ids"]),) for example in _examples(20)]
+    every = [(tuple(example["input_ids"]),) for example in examples(20)]
     assert sorted(every) == sorted(map(tuple, rest))
 
 
@@ -330,90 +302,19 @@ def test_what_leaves_no_choice_of_rows(tmp_path):
             _filling(tmp_path, [], **options).train()
 
 
-class _Layer(torch.nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(8, 8)
-
-    def forward(self, x):
-        return x + self.linear(x).tanh()
-
-
-class _Mean(torch.nn.Module):
-    """Its loss is a mean over labels, or without any over rows, whatever the window."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.embedding = torch.nn.Embedding(64, 8)
-        self.layers = torch.nn.ModuleList(_Layer() for _ in range(3))
-        self.head = torch.nn.Linear(8, 4)
-
-    def forward(self, input_ids, attention_mask, labels=None):
-        return self.run(input_ids, attention_mask, labels)
-
-    def run(self, input_ids, attention_mask, labels, n_items=None):
-        x = self.embedding(input_ids)
-        for layer in self.layers:
-            x = layer(x)
-        x = self.head(x) * attention_mask[..., None]
-        if labels is None:
-            return {"loss": x.sum((1, 2)).pow(2).mean()}
-        x = x.flatten(0, 1) if labels.ndim == 2 else x.sum(1)
-        kind = "mean" if n_items is None else "sum"
-        loss = torch.nn.functional.cross_entropy(x, labels.flatten(), reduction=kind)
-        return {"loss": loss / (1 if n_items is None else n_items)}
-
-
-class _Ignores(_Mean):
-    """It is given the number of labels in the window."""
-
-    def forward(self, input_ids, attention_mask, labels=None, **kwargs):
-        return self.run(input_ids, attention_mask, labels)
-
-
-class _Takes(_Mean):
-    """It divides by that number."""
-
-    def forward(self, input_ids, attention_mask, labels=None, **kwargs):
-        n = kwargs.get("num_items_in_batch")
-        return self.run(input_ids, attention_mask, labels, n)
-
-
-def _with_labels(examples, kind):
-    batch = _collate(examples)
-    if kind != "rows":
-        del batch["labels"]
-    if kind == "tokens":
-        ids = batch["input_ids"]
-        batch["labels"] = torch.where(ids % 3 == 0, -100, ids % 4)
-    return batch
-
-
-class _Gradients(transformers.TrainerCallback):
-    """Keeps the gradient of each step."""
-
-    def __init__(self):
-        self.found = []
-
-    def on_pre_optimizer_step(self, args, state, control, model=None, **kwargs):
-        """Keep it."""
-        self.found.append([p.grad.clone() for p in model.parameters()])
-
-
 def _accumulating(
     folder, model, labels, max_rows, n_examples, resume=None, is_stream=False
 ):
     """Train without learning; return the batches, and the gradients of steps."""
-    seen, gradients = [], _Gradients()
+    seen, gradients = [], Gradients()
 
-    def collate(examples):
-        seen.append(examples)
-        return _with_labels(examples, labels)
+    def collated(batch):
+        seen.append(batch)
+        return with_labels(batch, labels)
 
     trainer = fill_budget(Trainer, "1TiB", max_rows=max_rows, refine=False)(
         model=model().double(),
-        args=_arguments(
+        args=arguments(
             folder,
             max_steps=10,
             gradient_accumulation_steps=6,
@@ -422,8 +323,8 @@ def _accumulating(
             save_strategy="steps",
             save_steps=1,
         ),
-        train_dataset=_Stream() if is_stream else _examples(n_examples),
-        data_collator=collate,
+        train_dataset=Stream(examples()) if is_stream else examples(n_examples),
+        data_collator=collated,
         callbacks=[gradients],
     )
     trainer.train(resume_from_checkpoint=resume)
@@ -436,14 +337,14 @@ def _accumulating(
 @pytest.mark.parametrize(
     ("model", "labels", "max_rows", "n_examples"),
     [
-        (_Mean, "none", 5, 40),
-        (_Mean, "tokens", 5, 40),
-        (_Ignores, "none", 5, 40),
-        (_Ignores, "rows", 5, 40),
-        (_Takes, "tokens", 5, 40),
-        (_Takes, "tokens", 1, 16),
-        (_Takes, "tokens", 1, 4),
-        (_Ignores, "rows", 5, 120),
+        (Mean, "none", 5, 40),
+        (Mean, "tokens", 5, 40),
+        (Ignores, "none", 5, 40),
+        (Ignores, "rows", 5, 40),
+        (Takes, "tokens", 5, 40),
+        (Takes, "tokens", 1, 16),
+        (Takes, "tokens", 1, 4),
+        (Ignores, "rows", 5, 120),
     ],
 )
 def test_a_window_of_several_batches(tmp_path, model, labels, max_rows, n_examples):
@@ -468,7 +369,7 @@ def test_a_window_of_several_batches(tmp_path, model, labels, max_rows, n_exampl
     for at, found in enumerate(gradients):
         window = [each for batch in seen[6 * at : 6 * at + 6] for each in batch]
         whole.zero_grad()
-        whole(**_with_labels(window, labels))["loss"].backward()
+        whole(**with_labels(window, labels))["loss"].backward()
         for expected, actual in zip(whole.parameters(), found, strict=True):
             torch.testing.assert_close(actual, expected.grad, rtol=1e-10, atol=1e-12)
 
@@ -479,7 +380,7 @@ def _ends(batches, n_examples):
     for n, batch in enumerate(batches, 1):
         epoch += [tuple(example["input_ids"]) for example in batch]
         if len(epoch) == n_examples:
-            every = [tuple(each["input_ids"]) for each in _examples(n_examples)]
+            every = [tuple(each["input_ids"]) for each in examples(n_examples)]
             assert sorted(every) == sorted(epoch)
             ends.append(n)
             epoch.clear()
@@ -487,31 +388,19 @@ def _ends(batches, n_examples):
     return ends
 
 
-class _Stream(torch.utils.data.IterableDataset):
-    """Samples without an index; workers have parts."""
-
-    def __init__(self, n_examples=120):
-        self._examples = _examples(n_examples)
-
-    def __iter__(self):
-        info = torch.utils.data.get_worker_info()
-        first, step = (info.id, info.num_workers) if info else (0, 1)
-        yield from self._examples[first::step]
-
-
 def test_lengths_that_are_not_those_of_the_dataset(tmp_path):
     """Too few, too many, and a dataset of which no sample can be chosen."""
-    n = len(_examples())
+    n = len(examples())
     for error, lengths, data in (
-        (f"{n - 1} lengths and {n} samples", [9] * (n - 1), _examples()),
-        (f"{n + 1} lengths", {"labels.1": [9] * (n + 1)}, _examples()),
-        (r"_Stream is an IterableDataset, .* list of", [9] * n, _Stream()),
+        (f"{n - 1} lengths and {n} samples", [9] * (n - 1), examples()),
+        (f"{n + 1} lengths", {"labels.1": [9] * (n + 1)}, examples()),
+        (r"Stream is an IterableDataset, .* list of", [9] * n, Stream(examples())),
     ):
         trainer = fill_budget(Trainer, "1TiB", lengths=lengths)(
             model=_model(),
-            args=_arguments(tmp_path, max_steps=2),
+            args=arguments(tmp_path, max_steps=2),
             train_dataset=data,
-            data_collator=_collate,
+            data_collator=collate,
         )
         with pytest.raises(mimose.MimoseError, match=error):
             trainer.train()
@@ -532,7 +421,7 @@ class _Pads:
         missing = -(-longest // multiple) * multiple - len(first["input_ids"])
         padded = {**first, "input_ids": first["input_ids"] + [0] * missing}
         self.seen.append((longest, len(padded["input_ids"])))
-        return _collate([padded, *rest])
+        return collate([padded, *rest])
 
 
 @pytest.mark.parametrize(
@@ -542,7 +431,7 @@ class _Pads:
         (_Pads(), None, 64, None),
         (_Pads(), 16, 63, None),  # 59 tokens would become 64
         (_Pads(4), 8, 64, 4),
-        (_collate, 8, 64, None),
+        (collate, 8, 64, None),
     ],
     ids=["set", "off", "too long", "the user's", "without"],
 )
@@ -555,9 +444,9 @@ def test_padding_to_a_multiple(tmp_path, caplog, collator, asked, greatest, foun
     model.config.max_position_embeddings = greatest
     trainer = fill_budget(Trainer, "1TiB", **options)(
         model=model,
-        args=_arguments(tmp_path, max_steps=4),
-        train_dataset=_examples(),
-        eval_dataset=_examples(12),
+        args=arguments(tmp_path, max_steps=4),
+        train_dataset=examples(),
+        eval_dataset=examples(12),
         data_collator=collator,
     )
     for run, multiple in (
@@ -677,37 +566,21 @@ def test_the_callbacks_take_what_attach_takes():
             callback("1TiB", plannr="optimal")
 
 
-class _Grows(torch.nn.Module):
-    """Saves another number of tensors whenever a list outside has grown."""
-
-    seen: ClassVar[list[int]] = []
-
-    def __init__(self):
-        super().__init__()
-        self.linear = torch.nn.Linear(8, 8)
-        self.drop = torch.nn.Dropout(0.2)
-
-    def forward(self, x):
-        for _ in self.seen:
-            x = x.sin()
-        return self.drop(self.linear(x).tanh())
-
-
 class _Regressor(torch.nn.Module):
     def __init__(self):
         super().__init__()
         torch.manual_seed(0)
         self.embedding = torch.nn.Embedding(64, 8)
-        self.layers = torch.nn.ModuleList(_Grows() for _ in range(3))
+        self.layers = torch.nn.ModuleList(Grows() for _ in range(3))
         self.head = torch.nn.Linear(8, 8)
 
     def forward(self, input_ids, attention_mask, labels):
-        _Grows.seen.clear()
+        Grows.seen.clear()
         x = self.embedding(input_ids) + torch.rand(1)
         for layer in self.layers:
             x = layer(x)
         loss = (self.head(x).mean((1, 2)) - labels).pow(2).mean()
-        _Grows.seen.append(0)
+        Grows.seen.append(0)
         return {"loss": loss}
 
 

@@ -111,17 +111,3 @@ def test_never_worse_than_recomputing_everything(planner, rng, make):
             most = make_planner("full").plan(problem).extra_cost
             fresh = copy.copy(planner)
             assert fresh.plan(problem).extra_cost <= most * (1 + 1e-12)
-
-
-def test_events_that_may_not_be_recomputed(planner, make):
-    """A call without another action is kept, whatever the others do."""
-    allowed = np.ones((4, 2), dtype=bool)
-    allowed[2, 1] = False
-    problem = make.problem(
-        4,
-        allowed=allowed,
-        held_bytes=np.array([[10.0, 1.0]] * 4),
-        cost=np.array([[0.0, 1.0]] * 4),
-        budget_bytes=25.0,
-    )
-    assert planner.plan(problem).actions[2] == "keep"

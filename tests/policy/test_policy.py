@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-import pytest
 import torch
 
 import mimose
@@ -10,20 +9,6 @@ from mimose import policy as plans
 from mimose.planners import Search
 from mimose.policy import LeastPeaks
 from mimose.types import StepInput
-
-
-def test_a_shape_seen_before_is_a_hit(toys, meter):
-    """Plans are cached by shape, once the stepping down is over."""
-    model = toys.chain(4)
-    batches = [toys.inputs(n) for n in (8, 24) * 5]
-    found, session = toys.compare(model, batches, meter=meter)
-    assert [] == found
-    planned = [record for record in session.records if record.phase == "plan"]
-    hits = [record.cache_hit for record in planned]
-    assert hits.index(True) == 2
-    assert all(hits[2:])
-    summary = session.summary()
-    assert (sum(hits), len(hits) - sum(hits)) == (summary.cache_hits, 2)
 
 
 def test_less_headroom_makes_a_new_plan(toys, meter):
@@ -42,6 +27,7 @@ def test_less_headroom_makes_a_new_plan(toys, meter):
         toys.train(model, batches[:2], optimizer=optimizer)
         after = list(session.records)[-2:]
         assert [False, True] == [record.cache_hit for record in after]
+        assert 0 < after[0].plan_seconds < after[0].seconds
         assert after[0].actions.count("keep") < most
         assert max(record.observed_peak_bytes for record in after) <= budget
         meter.extra_bytes = 0
@@ -76,20 +62,6 @@ def test_stepping_down_uses_the_room_little_by_little(toys, meter):
     assert ["step_down", "step_down", "plan", "plan"] == phases[:4]
     kept = [record.actions.count("keep") for record in later]
     assert 0 < kept[0] < kept[1] < kept[2] == kept[3] == 8
-
-
-@pytest.mark.parametrize("planner", ["greedy", "optimal"])
-def test_named_planners_keep_the_budget(toys, meter, planner):
-    """Every planner by name trains exactly; those that know peaks keep the budget."""
-    model = toys.chain(6)
-    batches = [toys.inputs(n) for n in (48, 64) * 6]
-    budget = toys.budget_between(model, batches[:2], 0.5, meter)
-    options = {"planner": planner, "budget": budget, "meter": meter}
-    found, session = toys.compare(model, batches, **options)
-    assert [] == found
-    assert "plan" == session.records[-1].phase
-    if planner != "greedy":
-        assert 0 == session.summary().steps_over
 
 
 def test_autocast_has_its_own_plans(toys, meter):

@@ -99,40 +99,6 @@ def test_one_of_many_equal_layers_saves_twice_as_much(toys, meter, at, rows):
         )
 
 
-class _Experts(nn.Module):
-    """Sends rows to a small or a large expert, as they come."""
-
-    def __init__(self, width=16):
-        super().__init__()
-        self.router = nn.Linear(width, 1)
-        self.small = nn.Linear(width, width)
-        self.large = nn.Sequential(
-            nn.Linear(width, 8 * width), nn.Tanh(), nn.Linear(8 * width, width)
-        )
-
-    def forward(self, x):
-        score = self.router(x)
-        to_large = score.squeeze(1) > 0
-        y = torch.zeros_like(x)
-        y[to_large] = self.large(x[to_large])
-        y[~to_large] = torch.tanh(self.small(x[~to_large]))
-        return x + y * torch.sigmoid(score)
-
-
-def test_experts_hold_what_they_were_sent(toys, meter):
-    """Saved bytes are summed of every call, also of those that share a count."""
-    model = toys.chain(8, make=_Experts)
-    with torch.no_grad():
-        for i, block in enumerate(model.blocks):
-            block.router.bias.fill_(0.7 - 0.2 * i)  # ever fewer rows for the large one
-    batches = [toys.inputs(64, seed=seed) for seed in range(24)]
-    budget = toys.budget_between(model, batches, 0.6, meter)
-    found, session = toys.compare(model, batches, budget=budget, meter=meter)
-    assert [] == found
-    assert "plan" in {record.phase for record in session.records}
-    assert 0 == session.summary().steps_over
-
-
 class _EarlyExit(nn.Module):
     """Leaves out the second half of its blocks for short batches."""
 

@@ -10,13 +10,18 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import mimose
+from mimose.memory.marks import INNER_GRADIENT
 
 PLANNED = {"planner": "auto", "actions": "selective"}
 OPTIONS: list[dict[str, Any]] = [
     {**options, "refine": False, "meter": "prediction"}
     for options in ({"planner": "full"}, PLANNED)
 ]
+
+
+TAKES = ("force", "backward inside", "twice inside", "weights' gradient")
 REASONS = {
+    **dict.fromkeys(TAKES, INNER_GRADIENT),
     "none": "no layer",
     "frozen": "without gradients",
     "reentrant": "without gradients",
@@ -72,9 +77,31 @@ class Model(nn.Module):
                 else:
                     y = layer(layer(y)) if self.manner == "twice" else layer(y)
         self.loss = self.head(y).mean()
+        if self.manner in TAKES:
+            self.loss = self.loss + _gradient_inside(self, x, y)
         if self.manner == "nothing":
             return None
         return self.loss.detach() if self.manner == "cut off" else self.loss
+
+
+def _force(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
+    (found,) = torch.autograd.grad(y.square().sum(), x, create_graph=True)
+    return found
+
+
+def _gradient_inside(
+    model: Model, x: torch.Tensor, y: torch.Tensor
+) -> torch.Tensor | float:
+    """Take a gradient inside of the forward, in the way that is set."""
+    if model.manner == "backward inside":
+        y.square().sum().backward(retain_graph=True)
+        return 0.0
+    if model.manner == "weights' gradient":
+        x = model.layers[0].a.weight
+    found = _force(x, y)
+    return (
+        (_force(x, found) if model.manner == "twice inside" else found).square().mean()
+    )
 
 
 def _train(
@@ -90,7 +117,7 @@ def _train(
         model.manner = manner if i in odd else ""
         for layer in model.layers:
             layer.manner = model.manner
-        model(torch.randn(4, 6 + i % 4, 16))
+        model(torch.randn(4, 6 + i % 4, 16, requires_grad=manner in TAKES))
         loss, model.loss = model.loss, None
         loss.backward()
         got += [p.grad for p in model.parameters()]

@@ -49,10 +49,3 @@ def test_flops_are_counted_where_a_strategy_does_not_tell_them(run, children):
     n_counted = {"none": 4, "mimose": 0, "hf-full": 4, "mimose-paper": 5}
     assert {name: len(children.of(name).counts) for name in n_counted} == n_counted
     assert {asked[2] for asked in children.of("mimose-paper").counts} == {"plan"}
-
-
-def test_a_strategy_that_fails_says_so_in_a_row(run):
-    """And the others go on."""
-    rows = run("static", "mimose")
-    assert [row.problem for row in rows["static"]] == ["", "", "memory ran out"]
-    assert len(rows["mimose"]) == 6

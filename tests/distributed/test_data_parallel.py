@@ -1,4 +1,4 @@
-"""FSDP2: plans differ by rank, and nothing else does."""
+"""DDP and FSDP2: plans differ by rank, and nothing else does."""
 
 from __future__ import annotations
 
@@ -9,17 +9,15 @@ import pytest
 
 pytestmark = pytest.mark.timeout(300)  # all of a launch is its first test's
 _CASES: dict[str, dict[str, Any]] = {
-    "one group a layer": {"groups": "layers"},
-    "accumulation, no resharding": {
-        "groups": "layers",
-        "n_parts": 2,
-        "reshards": False,
+    "static graph, unused": {"kind": "ddp", "static_graph": True, "unused": True},
+    "accumulation, bucket views": {
+        **{"kind": "ddp", "gradient_as_bucket_view": True, "n_parts": 2}
     },
-    "attached before, mixed precision": {
-        "groups": "layers",
-        "attached_before": True,
-        "mixed": True,
-    },
+    "wrapper": {"kind": "ddp", "attach_to": "wrapper", "n_parts": 3},
+    "attached before": {"kind": "ddp", "attach_to": "before"},
+    "one group a layer": {"kind": "fsdp"},
+    "accumulation, no resharding": {"kind": "fsdp", "n_parts": 2, "reshards": False},
+    "attached before, mixed": {"kind": "fsdp", "attach_to": "before", "mixed": True},
 }
 
 
@@ -30,33 +28,22 @@ def trained(launch: Callable[..., Any]) -> Any:
 
 
 @pytest.mark.parametrize("case", _CASES)
-def test_gradients_are_those_of_bare_fsdp(trained: Any, case: str) -> None:
-    """Gradients and random state are equal though ranks recompute other layers."""
+def test_gradients_are_those_of_bare_training(trained: Any, case: str) -> None:
+    """Gradients, buffers and random state are equal though ranks recompute others."""
     first, second = trained[case]
     assert first["differences"] == second["differences"] == []
     assert first["actions"] == "rkrk"
     assert second["actions"] == "krkr"
 
 
-_PREDICTED: dict[str, dict[str, Any]] = {
-    "one group a layer": {"groups": "layers"},
-}
-
-
-@pytest.fixture(scope="session")
-def predicted(launch: Callable[..., Any]) -> Any:
-    """All cases, trained within a budget that makes each rank choose."""
-    return launch("fsdp_training:predict", _PREDICTED, limit_seconds=240.0)
-
-
-@pytest.mark.parametrize("case", _PREDICTED)
-def test_peaks_are_predicted(predicted: Any, case: str) -> None:
+def test_peaks_are_predicted(launch: Callable[..., Any]) -> None:
     """Whole weights, gathered and freed around each call, are in the predictions.
 
     Some steps are recomputed in part, in all that are planned the peak comes out as
     foretold, and ranks learn in the steps that a model by itself takes.
     """
-    for rank in predicted[case]:
+    found = launch("fsdp_training:predict", {"a budget": {}}, limit_seconds=240.0)
+    for rank in found["a budget"]:
         assert rank["kept"] and rank["recomputed"]
         assert rank["unplanned"] <= 7
         assert len(rank["errors"]) >= 5
