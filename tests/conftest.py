@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
+import importlib
 import importlib.metadata
 import importlib.util
 import os
 import platform
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -128,19 +128,8 @@ def _reset(device: Any) -> None:
 
 @pytest.fixture(scope="session")
 def toys() -> Any:
-    """Toy models and helpers: the module ``tests/fixtures/toys.py``.
-
-    It is known by its name, for pickles of its classes, but not on the path.
-    """
-    name = "mimose_test_toys"
-    path = Path(__file__).parent / "fixtures" / "toys.py"
-    spec = importlib.util.spec_from_file_location(name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    spec.loader.exec_module(module)
-    return module
+    """Toy models and helpers: the module ``tests/fixtures/toys.py``."""
+    return importlib.import_module("toys")
 
 
 @pytest.fixture

@@ -4,8 +4,6 @@ import collections
 import itertools
 import json
 import math
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,11 +13,9 @@ pytest.importorskip("hypothesis")
 
 from hypothesis import given, settings  # noqa: E402 (behind importorskip)
 from hypothesis import strategies as st  # noqa: E402
+from sampler_ranks import Session  # noqa: E402
 
 import mimose  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).parent / "fixtures"))
-from sampler_ranks import Session  # noqa: E402
 
 _LENGTHS = st.lists(st.integers(1, 300), min_size=4, max_size=120)
 _LIMITS = st.fixed_dictionaries(

@@ -5,8 +5,6 @@ import itertools
 import json
 import logging
 import random
-import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -17,12 +15,10 @@ pytest.importorskip("hypothesis")
 
 from hypothesis import given, settings  # noqa: E402 (behind importorskip)
 from hypothesis import strategies as st  # noqa: E402
-
-import mimose  # noqa: E402
-
-sys.path.insert(0, str(Path(__file__).parent / "fixtures"))
 from sampler_ranks import Session  # noqa: E402
 from stream_ranks import Source  # noqa: E402
+
+import mimose  # noqa: E402
 
 _LENGTHS = st.lists(st.integers(1, 300), min_size=1, max_size=200)
 _OPTIONS = st.fixed_dictionaries(

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from toys import Residual
 
 import mimose
 from mimose import planners, predictors
@@ -83,21 +84,12 @@ class _Output(dict):
         return loss
 
 
-class _Block(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, states: torch.Tensor) -> torch.Tensor:
-        return states + torch.tanh(self.linear(states))
-
-
 class _Model(nn.Module):
     """Two layers, and a loss in the output."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.layers = nn.ModuleList([_Block(), _Block()])
+        self.layers = nn.ModuleList(Residual(8, 8) for _ in range(2))
 
     def forward(self, input_ids: torch.Tensor) -> _Output:
         states = input_ids
@@ -133,16 +125,10 @@ def _given(code: str, tmp_path: Path) -> dict[str, Any]:
 
 
 def _given_to_a_trainer(tmp_path: Path) -> dict[str, Any]:
-    transformers = pytest.importorskip("transformers")
-    args = transformers.TrainingArguments(
-        output_dir=str(tmp_path),
-        per_device_train_batch_size=1,
-        max_steps=3,
-        save_strategy="no",
-        report_to=[],
-        disable_tqdm=True,
-        use_cpu=True,
-    )
+    pytest.importorskip("transformers")
+    from trainer_toys import arguments
+
+    args = arguments(tmp_path, per_device_train_batch_size=1, max_steps=3)
     return {
         "args": args,
         "data": [{"input_ids": b["input_ids"][0]} for b in _batches()],

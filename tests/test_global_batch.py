@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from toys import Residual
 
 pytest.importorskip("hypothesis")
 
@@ -126,20 +127,13 @@ def test_ranks_end_together():
     assert plan.seconds == pytest.approx(seconds, rel=0.02)
 
 
-class _Layer(nn.Linear):
-    """Adds what it computes."""
-
-    def forward(self, x):
-        return x + torch.tanh(super().forward(x))
-
-
 class _Model(nn.Module):
     """A mean over samples, or over their tokens."""
 
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(64, 8)
-        self.layers = nn.ModuleList(_Layer(8, 8) for _ in range(3))
+        self.layers = nn.ModuleList(Residual(8, 8) for _ in range(3))
 
     def forward(self, ids, lengths, by_tokens):
         x = self.embed(ids)
@@ -157,7 +151,7 @@ def test_gradients_are_those_of_the_global_batch(toys, by_tokens):
     draw = torch.Generator().manual_seed(0)
     model, n_rows = _Model().double(), []
     with mimose.attach(
-        model, "1TiB", layers=_Layer, meter=toys.BlindMeter()
+        model, "1TiB", layers=Residual, meter=toys.BlindMeter()
     ) as session:
         for _ in range(4):
             lengths = torch.randint(1, 40, (512,), generator=draw)

@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 import transformers
 from torch import nn
+from toys import Residual
 
 pytest.importorskip("hypothesis")
 
@@ -56,20 +57,13 @@ class _Wrapped(nn.Module):
         return self.inner(**inputs)
 
 
-class _Layer(nn.Linear):
-    """Adds what it computes."""
-
-    def forward(self, x):
-        return x + torch.tanh(super().forward(x))
-
-
 class _Lengths(nn.Module):
     """Takes its inputs by position, and knows what is padding by lengths."""
 
     def __init__(self):
         super().__init__()
         self.embed = nn.Embedding(WORDS, 16)
-        self.layers = nn.ModuleList(_Layer(16, 16) for _ in range(3))
+        self.layers = nn.ModuleList(Residual(16, 16) for _ in range(3))
 
     def forward(self, ids, lengths, target):
         x = self.embed(ids)
@@ -165,7 +159,7 @@ def test_gradients_are_those_of_the_whole(toys, case, dtype, most):
     whole = copy.deepcopy(model)
     loss = _loss(whole, batch)
     loss.backward()
-    layers = _Layer if case == "by position" else None
+    layers = Residual if case == "by position" else None
     largest = max(p.grad.abs().max() for p in whole.parameters())
     with mimose.attach(
         model, "1TiB", layers=layers, meter=toys.BlindMeter()
@@ -193,7 +187,7 @@ def test_gradients_are_those_of_the_whole(toys, case, dtype, most):
 
 def test_what_does_not_follow_rows_is_handed_on():
     """Lists with an item a row are split; settings and what all rows share are not."""
-    model = nn.Sequential(_Layer(4, 4), _Layer(4, 4))
+    model = nn.Sequential(Residual(4, 4), Residual(4, 4))
     batch = {
         "x": torch.arange(24.0).reshape(6, 4),
         "nested": [{"y": torch.arange(6)}, torch.tensor(0.5)],
@@ -204,7 +198,7 @@ def test_what_does_not_follow_rows_is_handed_on():
         "array": np.arange(12).reshape(6, 2),
     }
     seen = []
-    with mimose.attach(model, "1TiB", layers=_Layer) as session:
+    with mimose.attach(model, "1TiB", layers=Residual) as session:
         for part, weight in session.micro_batches(batch):
             own = part["nested"][0]["y"].tolist()
             assert torch.equal(part["x"], batch["x"][own])
@@ -221,9 +215,9 @@ def test_what_does_not_follow_rows_is_handed_on():
 
 
 def _refused(batch=None, model=None, **options):
-    model = model or nn.Sequential(_Layer(4, 4), _Layer(4, 4))
+    model = model or nn.Sequential(Residual(4, 4), Residual(4, 4))
     x = torch.ones(6, 4)
-    with mimose.attach(model, "1TiB", layers=_Layer) as session:
+    with mimose.attach(model, "1TiB", layers=Residual) as session:
         for part, _ in session.micro_batches({"x": x, **(batch or {})}, **options):
             model(part["x"]).sum().backward()
 
@@ -363,7 +357,7 @@ class _Scored(nn.Module):
         super().__init__()
         self.kind = kind
         self.embed = nn.Embedding(WORDS, 8)
-        self.layers = nn.ModuleList(_Layer(8, 8) for _ in range(2))
+        self.layers = nn.ModuleList(Residual(8, 8) for _ in range(2))
 
     def forward(self, ids, labels):
         logits = self.embed(ids)
@@ -413,7 +407,7 @@ def test_any_batch_is_split_right_or_refused_before_it_is_trained(toys, drawn):
     torch.manual_seed(0)
     model = _Scored(kind).double()
     with mimose.attach(
-        model, "1TiB", layers=_Layer, meter=toys.BlindMeter()
+        model, "1TiB", layers=Residual, meter=toys.BlindMeter()
     ) as session:
         for ids, labels, mask in batches:
             whole = copy.deepcopy(model)
@@ -448,7 +442,7 @@ def test_any_batch_is_split_right_or_refused_before_it_is_trained(toys, drawn):
 
 def test_columns_in_which_a_function_counts_are_not_cut():
     """Whatever the lengths say: the mean is over them."""
-    model = nn.Sequential(_Layer(4, 4), _Layer(4, 4))
+    model = nn.Sequential(Residual(4, 4), Residual(4, 4))
     x, mask = torch.rand(5, 6, 4), torch.ones(5, 6)
     mask[3, 2:] = mask[4] = 0
     batch, lengths = {"x": x, "mask": mask}, [1, 2, 3, 2, 5]
@@ -459,7 +453,7 @@ def test_columns_in_which_a_function_counts_are_not_cut():
         return own.sum() / part["mask"].sum()
 
     expected = torch.autograd.grad(mean(batch), list(model.parameters()))
-    with mimose.attach(model, "1TiB", layers=_Layer) as session:
+    with mimose.attach(model, "1TiB", layers=Residual) as session:
         for part, weight in session.micro_batches(batch, lengths=lengths, **loss):
             (weight * mean(part)).backward()
     for parameter, other in zip(model.parameters(), expected, strict=True):
@@ -467,7 +461,7 @@ def test_columns_in_which_a_function_counts_are_not_cut():
 
 
 def _norm():
-    return nn.Sequential(_Layer(4, 4), nn.BatchNorm1d(4), _Layer(4, 4))
+    return nn.Sequential(Residual(4, 4), nn.BatchNorm1d(4), Residual(4, 4))
 
 
 @pytest.mark.parametrize(
@@ -516,8 +510,8 @@ def test_what_cannot_be_split_is_told(error, says, arguments):
 
 def test_a_batch_is_a_container_of_tensors():
     """An object of another kind would be handed on whole."""
-    model = nn.Sequential(_Layer(4, 4), _Layer(4, 4))
-    with mimose.attach(model, "1TiB", layers=_Layer) as session:
+    model = nn.Sequential(Residual(4, 4), Residual(4, 4))
+    with mimose.attach(model, "1TiB", layers=Residual) as session:
         for error, batch in ((TypeError, 7), (ValueError, {"flag": True})):
             with pytest.raises(error, match="batch"):
                 session.micro_batches(batch)

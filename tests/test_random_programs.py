@@ -6,8 +6,6 @@
 from __future__ import annotations
 
 import dataclasses
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,11 +13,9 @@ import pytest
 pytest.importorskip("torch")
 pytest.importorskip("hypothesis")
 
+import programs
 from hypothesis import HealthCheck, Phase, assume, given, note, settings
 from hypothesis import strategies as st
-
-sys.path.insert(0, str(Path(__file__).parent / "fixtures"))
-import programs
 
 repeatable = settings(
     derandomize=True,

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 import sys
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,13 +18,7 @@ def launch(
     """Run cases on several ranks: `launch_once` of ``tests/fixtures/ranks.py``."""
     if sys.platform != "linux":
         pytest.skip("processes are started, and killed, as on Linux")
-    path = Path(__file__).parents[1] / "fixtures" / "ranks.py"
-    spec = importlib.util.spec_from_file_location("mimose_test_ranks", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
     shared = tmp_path_factory.getbasetemp()
     if hasattr(request.config, "workerinput"):  # a folder of one of xdist's processes
         shared = shared.parent
-    return functools.partial(module.launch_once, shared)
+    return functools.partial(importlib.import_module("ranks").launch_once, shared)

@@ -7,6 +7,7 @@ import weakref
 import pytest
 import torch
 from torch import nn
+from toys import chain
 
 import mimose
 
@@ -16,9 +17,9 @@ WIDTH = 8
 class Reads(nn.Module):
     """Two products, dropout, and attributes that are all read."""
 
-    def __init__(self):
+    def __init__(self, width):
         super().__init__()
-        self.a, self.b = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, WIDTH)
+        self.a, self.b = nn.Linear(width, width), nn.Linear(width, width)
         self.drop = nn.Dropout(0.25)
         self.act = torch.tanh
         self.which, self.scale, self.flag = "a", 1.0, False
@@ -32,24 +33,9 @@ class Reads(nn.Module):
         return x + self.act(y) * self.table["x"] * getattr(self, "extra", 1.0)
 
 
-class Chain(nn.Module):
-    """Three layers and a loss."""
-
-    def __init__(self, layer=Reads):
-        super().__init__()
-        self.layers = nn.ModuleList(layer() for _ in range(3))
-
-    def forward(self, x):
-        """Run it."""
-        for layer in self.layers:
-            x = layer(x)
-        return x.square().mean()
-
-
 def _run(loop, planner):
     """Train; return gradients of each step, the layers kept, and the model."""
-    torch.manual_seed(0)
-    model = Chain()
+    model = chain(3, WIDTH, Reads)
     drawn, found, kept = torch.Generator().manual_seed(1), [], {}
     around = contextlib.nullcontext()
     if planner is not None:
@@ -96,12 +82,12 @@ def test_what_is_changed_between_forward_and_backward(change):
     def loop(model, x, step):
         loss = model(x)
         if step == 4:
-            for layer in model.layers:
+            for layer in model.blocks:
                 _CHANGES[change](layer)
         loss.backward()
 
     alone, model = _check(loop)
-    for one, other in zip(alone.layers, model.layers, strict=True):
+    for one, other in zip(alone.blocks, model.blocks, strict=True):
         for name in ("act", "scale", "which", "flag", "factors", "table", "extra"):
             assert getattr(one, name, None) == getattr(other, name, None)
         assert (one.a is one.b) == (other.a is other.b)
@@ -109,11 +95,11 @@ def test_what_is_changed_between_forward_and_backward(change):
 
 def test_what_hooks_collect_is_let_go():
     """A list of activations that nobody has any more does not stay for a graph."""
-    model = Chain()
+    model = chain(3, WIDTH, Reads)
     with mimose.attach(model, "1TiB", planner="full", meter="prediction"):
         for _ in range(4):
             acts = []
-            handle = model.layers[0].a.register_forward_hook(
+            handle = model.blocks[0].a.register_forward_hook(
                 lambda _, __, y, acts=acts: acts.append(y)
             )
             loss = model(torch.randn(2, 4, WIDTH))
@@ -135,13 +121,13 @@ def test_old_values_hold_no_old_steps():
             self.seen.append(y)
             return x + self.b(y)
 
-    model = Chain(Collects)
+    model = chain(3, WIDTH, Collects)
     gone = []
     with mimose.attach(model, "1TiB", planner="full", meter="prediction"):
         for _ in range(5):
             model(torch.randn(2, 4, WIDTH)).backward()
-            gone.append(weakref.ref(model.layers[0].seen[0]))
-    model.layers[0].seen = model.layers[1].seen = model.layers[2].seen = []
+            gone.append(weakref.ref(model.blocks[0].seen[0]))
+    model.blocks[0].seen = model.blocks[1].seen = model.blocks[2].seen = []
     gc.collect()
     assert [None] * 5 == [ref() for ref in gone]
 

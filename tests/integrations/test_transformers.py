@@ -4,8 +4,6 @@ import copy
 import dataclasses
 import inspect
 import json
-import sys
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
@@ -16,14 +14,6 @@ import mimose
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
 
-from transformers import (  # noqa: E402
-    BertConfig,
-    BertForSequenceClassification,
-    Trainer,
-    TrainingArguments,
-)
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "fixtures"))
 from toys import Grows  # noqa: E402
 from trainer_toys import (  # noqa: E402
     Gradients,
@@ -35,6 +25,12 @@ from trainer_toys import (  # noqa: E402
     collate,
     examples,
     with_labels,
+)
+from transformers import (  # noqa: E402
+    BertConfig,
+    BertForSequenceClassification,
+    Trainer,
+    TrainingArguments,
 )
 
 from mimose.inputs.patch import Patch  # noqa: E402

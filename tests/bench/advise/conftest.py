@@ -20,7 +20,6 @@ FIXTURES = str(Path(__file__).parents[2] / "fixtures")
 @pytest.fixture
 def toys(monkeypatch):
     """Return a module of a user's, as the name that is asked for finds it."""
-    monkeypatch.syspath_prepend(FIXTURES)
     known = os.environ.get("PYTHONPATH", "")
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([FIXTURES, known]))
     return importlib.import_module("advise_toys")
