@@ -14,17 +14,11 @@ pytest.importorskip("torch")
 pytest.importorskip("hypothesis")
 
 import programs
-from hypothesis import HealthCheck, Phase, assume, given, note, settings
+from fuzz import examples
+from hypothesis import assume, given, note
 from hypothesis import strategies as st
 
-repeatable = settings(
-    derandomize=True,
-    deadline=None,
-    database=None,
-    max_examples=3,
-    phases=[Phase.generate],
-    suppress_health_check=list(HealthCheck),
-)
+repeatable = examples(3)
 
 
 def _holds(program: programs.Program, device: str) -> None:

@@ -9,7 +9,6 @@ import contextlib
 import copy
 import gc
 import json
-import os
 from typing import Any
 
 import pytest
@@ -17,7 +16,7 @@ import torch
 
 pytest.importorskip("hypothesis")
 
-from hypothesis import HealthCheck, Phase, settings
+from fuzz import examples
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -29,7 +28,6 @@ from hypothesis.stateful import (
 
 import mimose
 
-_EXAMPLES = int(os.environ.get("MIMOSE_EXAMPLES", "0"))
 ROWS = st.sampled_from([4, 8, 12, 20])
 BUDGETS = st.sampled_from(["+1MiB", "+60KiB", "1GiB"])
 PLACES = st.integers(0, 2)
@@ -243,14 +241,6 @@ def _call(run: Any) -> Any:
 def test_a_life_in_any_order(toys: Any) -> None:
     """Whatever comes after what: results are the twin's, and nothing is left."""
     machine = type("Machine", (Life,), {"toys": toys})
-    machine.TestCase.settings = settings(
-        derandomize=not _EXAMPLES,
-        deadline=None,
-        database=None,
-        max_examples=_EXAMPLES or 6,
-        stateful_step_count=30,
-        phases=[Phase.generate, *([Phase.shrink] if _EXAMPLES else [])],
-        suppress_health_check=list(HealthCheck),
-    )
+    machine.TestCase.settings = examples(6, stateful_step_count=30)
     machine.TestCase("runTest").runTest()
     gc.collect()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 import html.parser
 import json
-import os
 import random
 from dataclasses import asdict
 from pathlib import Path
@@ -19,7 +18,8 @@ import pytest
 pytest.importorskip("hypothesis")
 pytest.importorskip("torch")
 
-from hypothesis import HealthCheck, Phase, given, settings
+from fuzz import examples
+from hypothesis import given
 from hypothesis import strategies as st
 
 import mimose
@@ -28,16 +28,8 @@ from mimose.exceptions import StateMismatchError
 from mimose.records import StepRecord
 from mimose.state import sealed
 
-_EXAMPLES = int(os.environ.get("MIMOSE_EXAMPLES", "0"))
 _HOSTILE = "</script><script>alert(1)</script><img src=x onerror='alert(1)'>&\""
-fuzzed = settings(
-    derandomize=not _EXAMPLES,
-    deadline=None,
-    database=None,
-    max_examples=_EXAMPLES or 25,
-    phases=[Phase.generate, *([Phase.shrink] if _EXAMPLES else [])],
-    suppress_health_check=list(HealthCheck),
-)
+fuzzed = examples(25)
 NUMBERS = st.one_of(
     st.integers(-3, 3),
     st.sampled_from([2**31, 2**63, -(2**63), 10**30, 10**400, 1e308, -1e308, 0.5]),

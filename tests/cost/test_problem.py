@@ -5,7 +5,6 @@ import logging
 import numpy as np
 import pytest
 import torch
-from torch import nn
 
 import mimose
 from mimose.planners import peak_bytes
@@ -71,51 +70,6 @@ def test_the_timeline_tells_the_peak_of_any_plan(toys, meter, name):
         assert "plan" == last.phase
         predicted = float(peak_bytes(problem, choice.astype(np.intp)))
         assert last.observed_growth_bytes == pytest.approx(predicted, rel=0.02)
-
-
-class _Rectified(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up = nn.Linear(64, 256)
-        self.down = nn.Linear(256, 64)
-
-    def forward(self, x):
-        return torch.relu(x + self.down(torch.relu(self.up(x))))
-
-
-class _Scores(nn.Module):
-    """Layers that save their outputs, under logits as large as all of them."""
-
-    def __init__(self):
-        super().__init__()
-        self.layers = nn.ModuleList(_Rectified() for _ in range(4))
-        self.head = nn.Linear(64, 2000)
-
-    def forward(self, x):
-        for layer in self.layers:
-            x = layer(x)
-        return self.head(x)
-
-
-def test_a_few_shapes_by_turns(meter):
-    """No fit is ever trusted, but each shape tells of itself.
-
-    The scores live until the next ones take their name, as in most loops.
-    """
-    torch.manual_seed(3)
-    model = _Scores()
-    with mimose.attach(model, "1TiB", meter=meter) as session:
-        for n in (32, 512, 128) * 6:
-            scores = model(torch.randn(n, 64))
-            nn.functional.cross_entropy(
-                scores, torch.zeros(n, dtype=torch.long)
-            ).backward()
-            model.zero_grad(set_to_none=True)
-    planned = [record for record in session.records if "keep" in record.actions]
-    assert len(planned) >= 6
-    for record in planned[-6:]:
-        expected = pytest.approx(record.observed_growth_bytes, rel=1e-3)
-        assert expected == record.predicted_peak_bytes - record.start_bytes
 
 
 def test_full_and_partial_masks_by_turns(toys, meter):

@@ -21,13 +21,6 @@ class _Growing:
         """Take in one reading."""
         self.samples = self.samples.with_readings([(sizes, value)])
 
-    def __len__(self):
-        return len(self.samples.readings)
-
-    @property
-    def most(self):
-        return self.samples.most
-
     def predict(self, sizes):
         """Return what it says of sizes."""
         return self.samples.predict(sizes, self.scale)

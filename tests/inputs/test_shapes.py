@@ -6,15 +6,7 @@ import torch
 from mimose.inputs.describe import (
     SizeTable,
     call_shape,
-    partial_masks,
 )
-
-
-def test_names_and_sizes_of_tensors():
-    """Every dimension of every tensor is named by path and axis; keywords sorted."""
-    shape = call_shape((torch.zeros(2, 5),), {"b": torch.zeros(3), "a": torch.ones(4)})
-    assert ("0.0", "0.1", "a.0", "b.0") == shape.names
-    assert (2, 5, 4, 3) == shape.sizes
 
 
 @pytest.mark.parametrize(
@@ -31,16 +23,6 @@ def test_names_and_sizes_of_tensors():
 def test_structures_that_differ(one, other):
     """Rank, type, requires_grad, None and flags tell calls apart."""
     assert call_shape((one,), {}).structure != call_shape((other,), {}).structure
-
-
-def test_masks_that_hide_something():
-    """A mask of ones is not partial; one with a zero is; floats are no masks."""
-    ones, hiding = torch.ones(2, 3, dtype=torch.long), torch.eye(3, dtype=torch.long)
-    assert () == partial_masks((), {"attention_mask": ones})
-    assert ("attention_mask",) == partial_masks((), {"attention_mask": hiding})
-    assert ("mask",) == partial_masks(({"mask": hiding},), {})
-    assert ("1",) == partial_masks((ones, hiding.bool()), {})
-    assert () == partial_masks((), {"input_ids": hiding, "mask": hiding.float()})
 
 
 def test_sizes_are_one_as_long_as_they_are_equal():

@@ -21,6 +21,7 @@ with warnings.catch_warnings():
 from datasets import Dataset
 from tokenizers import Tokenizer, pre_tokenizers
 from tokenizers.models import WordLevel
+from trainer_toys import arguments
 from transformers import (
     BertConfig,
     BertModel,
@@ -33,7 +34,7 @@ from mimose.integrations.transformers import MimoseCallback
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-N_STEPS = 16
+N_STEPS = 18
 WORDS = [f"w{i}" for i in range(60)]
 SIZES = {
     "vocab_size": len(WORDS) + 3,
@@ -61,20 +62,6 @@ def _texts(*names, most=60):
         return " ".join(draw.choice(WORDS) for _ in range(draw.randint(3, most)))
 
     return Dataset.from_list([{name: text() for name in names} for _ in range(80)])
-
-
-def _arguments(folder, **options):
-    return {
-        "output_dir": str(folder),
-        "max_steps": N_STEPS,
-        "per_device_train_batch_size": 4,
-        "logging_steps": 4,
-        "save_strategy": "no",
-        "report_to": [],
-        "use_cpu": True,
-        "disable_tqdm": True,
-        **options,
-    }
 
 
 def _check(make, **options):
@@ -119,7 +106,7 @@ def _trl(kind, folder, *callbacks, **options):
     }[kind]
     return trainer(
         model=_llama(),
-        args=config(**_arguments(folder, bf16=False, **options)),
+        args=config(**arguments(folder, dict, bf16=False, **options)),
         train_dataset=data,
         processing_class=_tokenizer(),
         callbacks=list(callbacks),
@@ -160,7 +147,9 @@ def _sentences(folder, loss, **options):
     data = _texts("anchor", "positive", most=100)
     return st.SentenceTransformerTrainer(
         model=loss.model,
-        args=st.SentenceTransformerTrainingArguments(**_arguments(folder, **options)),
+        args=st.SentenceTransformerTrainingArguments(
+            **arguments(folder, dict, **options)
+        ),
         train_dataset=data,
         eval_dataset=data.select(range(8)),
         loss=loss,

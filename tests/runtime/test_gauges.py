@@ -99,35 +99,6 @@ def test_one_of_many_equal_layers_saves_twice_as_much(toys, meter, at, rows):
         )
 
 
-class _EarlyExit(nn.Module):
-    """Leaves out the second half of its blocks for short batches."""
-
-    def __init__(self, chain):
-        super().__init__()
-        self.stem, self.blocks, self.width = chain.stem, chain.blocks, chain.width
-
-    def forward(self, x):
-        n_blocks = len(self.blocks) // (1 if len(x) > 40 else 2)
-        x = self.stem(x)
-        for block in self.blocks[:n_blocks]:
-            x = block(x)
-        return x.square().mean()
-
-
-def test_an_early_exit(toys, meter):
-    """Layers that run late are counted when they first run."""
-    model = _EarlyExit(toys.chain(8, make=_Heavy))
-    for block in model.blocks[6:]:
-        block._heavy_from = 1
-    lengths = (32, 24, 40, 28, 36, 20, 34, 64, 48, 56, 60, 52, 30, 58, 50, 62, 54)
-    batches = [toys.inputs(n) for n in lengths * 2]
-    budget = toys.budget_between(model, batches, 0.5, meter)
-    found, session = toys.compare(model, batches, budget=budget, meter=meter)
-    assert [] == found
-    assert {4, 8} == {len(r.actions) for r in session.records if r.phase == "plan"}
-    assert 0 == session.summary().steps_over
-
-
 class _Detached(nn.Module):
     """Lets no gradient into the third block of some."""
 

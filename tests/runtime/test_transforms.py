@@ -48,10 +48,6 @@ def _vmap(f, x):
     return torch.func.vmap(f)(x)
 
 
-def _jacrev(f, x):
-    return x + torch.func.jacrev(lambda z: f(z).sum(0))(x).sum((0, 1))
-
-
 def _cached(f, x):
     with parametrize.cached():
         return f(x)
@@ -61,7 +57,7 @@ def _plainly(f, x):
     return f(x)
 
 
-WAYS = [_hooks_forbidden, _dual, _jvp, _grad, _vmap, _jacrev, _cached]
+WAYS = [_hooks_forbidden, _dual, _jvp, _grad, _vmap, _cached]
 
 
 class _Layer(nn.Module):
@@ -120,7 +116,7 @@ def test_within_and_around_layers(way: _Way) -> None:
 def test_around_the_model(way: _Way) -> None:
     """So they are around the model; planners refuse transforms of torch.func."""
     _check("full", _plainly, _plainly, way)
-    refuses = way in (_jvp, _grad, _vmap, _jacrev)
+    refuses = way in (_jvp, _grad, _vmap)
     refused = pytest.raises(mimose.MimoseError, match="transform")
     with refused if refuses else contextlib.nullcontext():
         _check("auto", _plainly, _plainly, way)

@@ -70,11 +70,3 @@ def test_what_ran_is_kept_and_shown(tmp_path, run, rows, capsys, ending, status)
     assert told["files"]["picture"] == str(tmp_path / "bench.png")
     mine = [c["keeps_budget"] for c in told["cells"] if c["strategy"] == "mimose"]
     assert mine == [True]
-
-
-def test_an_error_of_ours_loses_no_rows(tmp_path, run):
-    """It is raised, and the rows are there."""
-    run(**{"tc-bert": ZeroDivisionError(), "qa-bert": None})
-    with pytest.raises(ZeroDivisionError):
-        bench(SETTINGS, tmp_path)
-    assert len(_kept(tmp_path)["rows.csv"]) == 4

@@ -79,27 +79,6 @@ def test_a_batch_of_any_length(docstrings, length):
 # ------------------------------------------------------------- lengths
 
 
-def _lengths(trace, seed=0):
-    return [each["length"] for each in trace(np.random.default_rng(seed), 400)]
-
-
-def test_generated_lengths_have_the_published_shapes():
-    """A long tail; a bell with a spike where texts are cut; a seed settles each."""
-    tail = _lengths(traces.long_tail(30, 332))
-    assert min(tail) >= 30
-    assert 200 < max(tail) <= 332
-    assert np.median(tail) < 130
-    assert tail == _lengths(traces.long_tail(30, 332))
-    assert tail != _lengths(traces.long_tail(30, 332), seed=1)
-    bell = _lengths(traces.bell_with_spike(153, 512, 280))
-    assert set(bell) <= set(range(153, 513))
-    assert 260 < np.median(bell) < 320
-    assert 0.05 < bell.count(512) / len(bell) < 0.2
-    for sizes in traces.pairs(17, 460)(np.random.default_rng(0), 400):
-        assert 17 <= sizes["target"] <= 460
-        assert 0.8 < sizes["target"] / sizes["source"] < 1.25
-
-
 def test_lengths_of_ones_own(tmp_path):
     """A column for each size, a line for each batch; others are passed over."""
     path = tmp_path / "mine.csv"
