@@ -7,12 +7,7 @@ import torch
 
 import mimose
 from mimose.actions import host
-from mimose.actions.host import (
-    LEAST_PIECE,
-    Host,
-    HostMemory,
-    parse_host_budget,
-)
+from mimose.actions.host import LEAST_PIECE, Host, HostMemory, parse_host_budget
 from mimose.exceptions import BudgetError
 
 CPU = torch.device("cpu")

@@ -6,10 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mimose.bench.corpus import (
-    Docstring,
-    read_docstrings,
-)
+from mimose.bench.corpus import Docstring, read_docstrings
 
 _SOURCES = {
     "alpha.py": '"""Alpha itself."""\n\ndef one():\n    """First."""\n',

@@ -3,10 +3,7 @@
 import pytest
 import torch
 
-from mimose.inputs.describe import (
-    SizeTable,
-    call_shape,
-)
+from mimose.inputs.describe import SizeTable, call_shape
 
 
 @pytest.mark.parametrize(

@@ -34,10 +34,7 @@ from transformers import (  # noqa: E402
 )
 
 from mimose.inputs.patch import Patch  # noqa: E402
-from mimose.integrations.transformers import (  # noqa: E402
-    MimoseCallback,
-    fill_budget,
-)
+from mimose.integrations.transformers import MimoseCallback, fill_budget  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),

@@ -11,11 +11,7 @@ import torch
 
 import mimose
 from mimose import BudgetError
-from mimose.memory.meters import (
-    AllocatorMeter,
-    ProcessMeter,
-    make_meter,
-)
+from mimose.memory.meters import AllocatorMeter, ProcessMeter, make_meter
 
 MIB = 2**20
 SLACK = 2 * MIB

@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 
-from mimose.planners import (
-    every_k,
-    everywhere,
-    make_planner,
-)
+from mimose.planners import every_k, everywhere, make_planner
 
 K, R = "keep", "recompute"
 

@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 
-from mimose.planners import (
-    InfeasibleBudgetError,
-    Search,
-    peak_bytes,
-    safest_plan,
-)
+from mimose.planners import InfeasibleBudgetError, Search, peak_bytes, safest_plan
 
 
 @pytest.mark.parametrize("n_calls", [0, 1, 7])

@@ -5,11 +5,7 @@ import re
 import numpy as np
 import pytest
 
-from mimose.planners import (
-    InfeasibleBudgetError,
-    Search,
-    make_planner,
-)
+from mimose.planners import InfeasibleBudgetError, Search, make_planner
 
 ARRAYS = {
     "allowed": (3, 2),

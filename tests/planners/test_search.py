@@ -4,11 +4,7 @@ import numpy as np
 import pytest
 
 from benchmarks.problems import KINDS
-from mimose.planners import (
-    Optimal,
-    Search,
-    refiner_of,
-)
+from mimose.planners import Optimal, Search, refiner_of
 
 
 def gap(problem, plan):
