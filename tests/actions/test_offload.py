@@ -67,21 +67,19 @@ def _steps(sim, toys, action, **options):
     return held.found[-1], at_peak, session.summary().host
 
 
-def test_the_device_holds_less(sim, toys):
+ROW = 512 * 128 * 4
+# Of a block: what tanh returned, and dropout's mask; or its input.
+SENT = {"offload": 2 * ROW + ROW // 4, "offload_input": ROW}
+
+
+@pytest.mark.parametrize(
+    ("action", "other"), [("offload", "keep"), ("offload_input", "recompute")]
+)
+def test_the_device_holds_less(sim, toys, action, other):
     """Between forward and backward by what is on the host, read from the allocator."""
-    kept, kept_peak, _ = _steps(sim, toys, "keep")
-    left, peak, memory = _steps(sim, toys, "offload")
-    row = 512 * 128 * 4
-    # Of four blocks: what tanh returned, and dropout's mask.
-    assert kept - left == memory.peak_bytes == 4 * (2 * row + row // 4)
-    assert peak < kept_peak
-
-
-def test_the_device_holds_no_inputs(sim, toys):
-    """Of recomputed layers between forward and backward: these are on the host."""
-    kept, kept_peak, _ = _steps(sim, toys, "recompute")
-    left, peak, memory = _steps(sim, toys, "offload_input")
-    assert kept - left == memory.peak_bytes == 4 * 512 * 128 * 4
+    kept, kept_peak, _ = _steps(sim, toys, other)
+    left, peak, memory = _steps(sim, toys, action)
+    assert kept - left == memory.peak_bytes == 4 * SENT[action]
     assert peak < kept_peak
 
 
@@ -153,11 +151,6 @@ def test_it_is_learned_and_planned(sim, toys, action):
     assert max(abs(record.prediction_error) for record in planned[-5:]) < 0.01
 
 
-ROW = 512 * 128 * 4
-HOST_BYTES = {"offload": 3 * (2 * ROW + ROW // 4), "offload_input": 3 * ROW}
-"""What a step of three blocks sends to the host."""
-
-
 def _fail(*_):
     msg = "told to fail"
     raise OSError(msg)
@@ -185,7 +178,7 @@ def test_the_next_step_finds_its_room(toys, sim, monkeypatch, action, end):
     model = toys.chain(3, width=128).to("sim")
     x = toys.inputs(512, width=128).to("sim")
     options = {"actions": _menu(action), "planner": toys.everywhere(action)}
-    budget = HOST_BYTES[action]
+    budget = 3 * SENT[action]
     with mimose.attach(model, "1GiB", host_budget=budget, **options) as session:
         for _ in range(2):
             model(x).backward()

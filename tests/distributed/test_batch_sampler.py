@@ -9,30 +9,30 @@ import numpy as np
 import pytest
 
 _CASES: dict[str, Any] = {
-    "tokens": {"what": "draw", "most_tokens": (512, 256)},
-    "alike": {"what": "draw_unlike", "slow": (1.0, 1.02), "balance": True},
-    "at random": {"what": "draw_unlike"},
-    "other rows": {"what": "draw_unlike", "tokens": (2**12, 2**9), "balance": True},
-    "looked": {"what": "look"},
-    "left out": {"what": "leave_out", "n_samples": 100, "more": 150},
-    "unlike": {"what": "draw_unlike", "slow": (1.0, 2.0), "balance": True},
-    "workers": {"what": "train", "n_workers": (0, 2), "stop_at": 5},
-    "other workers": {"what": "train", "n_workers": (3, 1), "stop_at": 0},
+    "tokens": {"do": "draw", "most_tokens": (512, 256)},
+    "alike": {"do": "draw_unlike", "slow": (1.0, 1.02), "balance": True},
+    "at random": {"do": "draw_unlike"},
+    "other rows": {"do": "draw_unlike", "tokens": (2**12, 2**9), "balance": True},
+    "looked": {"do": "look"},
+    "left out": {"do": "leave_out", "n_samples": 100, "more": 150},
+    "unlike": {"do": "draw_unlike", "slow": (1.0, 2.0), "balance": True},
+    "workers": {"do": "train", "n_workers": (0, 2), "stop_at": 5},
+    "other workers": {"do": "train", "n_workers": (3, 1), "stop_at": 0},
     "few samples": {
-        "what": "train",
+        "do": "train",
         "n_workers": (0, 8),
         "stop_at": 2,
         "n_samples": 60,
     },
-    "failing": {"what": "fail", "failing": 1},
-    "apart": {"what": "begin_apart"},
+    "failing": {"do": "fail", "failing": 1},
+    "apart": {"do": "begin_apart"},
 }
 
 
 @pytest.fixture(scope="module")
 def told(launch: Callable[..., Any]) -> dict[str, Any]:
     """Return what the ranks tell of each case."""
-    found: dict[str, Any] = launch("sampler_ranks:run", _CASES, limit_seconds=120.0)
+    found: dict[str, Any] = launch("sampler_ranks:", _CASES, limit_seconds=120.0)
     return found
 
 

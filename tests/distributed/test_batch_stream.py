@@ -9,22 +9,22 @@ import numpy as np
 import pytest
 
 _CASES: dict[str, Any] = {
-    "even": {"what": "draw", "of_ranks": (700, 250)},
-    "early": {"what": "draw", "of_ranks": (20, 400), "has_session": False},
-    "stop": {"what": "draw", "of_ranks": (700, 250), "even_batches": False},
-    "alike": {"what": "draw", "of_ranks": (3000, 3000), "buffer": 400},
-    "resume": {"what": "resume", "of_ranks": (500, 700), "stop_at": 40},
-    "resume dry": {"what": "resume", "of_ranks": (60, 700), "stop_at": 70},
-    "failing": {"what": "fail", "of_ranks": (700, 700), "fails_at": 300},
-    "empty": {"what": "fail", "of_ranks": (0, 700)},
-    "unopened": {"what": "fail", "of_ranks": (700, 700), "fails_at": -1},
+    "even": {"do": "draw", "of_ranks": (700, 250)},
+    "early": {"do": "draw", "of_ranks": (20, 400), "has_session": False},
+    "stop": {"do": "draw", "of_ranks": (700, 250), "even_batches": False},
+    "alike": {"do": "draw", "of_ranks": (3000, 3000), "buffer": 400},
+    "resume": {"do": "resume", "of_ranks": (500, 700), "stop_at": 40},
+    "resume dry": {"do": "resume", "of_ranks": (60, 700), "stop_at": 70},
+    "failing": {"do": "fail", "of_ranks": (700, 700), "fails_at": 300},
+    "empty": {"do": "fail", "of_ranks": (0, 700)},
+    "unopened": {"do": "fail", "of_ranks": (700, 700), "fails_at": -1},
 }
 
 
 @pytest.fixture(scope="module")
 def told(launch: Callable[..., Any]) -> dict[str, Any]:
     """Return what the ranks tell of each case."""
-    found: dict[str, Any] = launch("stream_ranks:run", _CASES, limit_seconds=120.0)
+    found: dict[str, Any] = launch("stream_ranks:", _CASES, limit_seconds=120.0)
     return found
 
 

@@ -19,8 +19,8 @@ _FUNCTIONS = (
 @pytest.fixture(scope="session")
 def told(launch: Callable[..., Any]) -> Any:
     """What each of the functions returned on two ranks."""
-    cases = {name: {"name": name} for name in _FUNCTIONS}
-    return launch("sharding_cases:call", cases, limit_seconds=240.0)
+    cases = {name: {"do": name} for name in _FUNCTIONS}
+    return launch("sharding_cases:", cases, limit_seconds=240.0)
 
 
 def test_units_that_communicate(told: Any) -> None:

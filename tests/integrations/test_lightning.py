@@ -128,10 +128,6 @@ def _same(one, other):
     )
 
 
-def _is_clean(toys, lit):
-    return toys.leftovers(lit) == []
-
-
 @pytest.fixture
 def run(toys, meter):
     """Train bare and with the callback; assert that nothing but memory differs."""
@@ -146,7 +142,7 @@ def run(toys, meter):
         lit = make()
         trainer = _fit(lit, [callback], **options)
         assert _same(bare, lit)
-        assert _is_clean(toys, lit)
+        assert not toys.leftovers(lit)
         return trainer, callback
 
     return run
@@ -243,7 +239,7 @@ def test_a_crash_leaves_the_model_clean(toys, meter):
         _fit(lit, [callback])
     assert n + 1 == len(callback.session.records)
     assert _same(bare, lit)
-    assert _is_clean(toys, lit)
+    assert not toys.leftovers(lit)
 
 
 # -------------------------------------------------------------------- state
@@ -271,7 +267,7 @@ def test_a_run_that_goes_on_from_a_checkpoint(toys, meter, tmp_path):
     _fit(lit, [callback, _saving(tmp_path / "on")], resume=str(path), **options)
     _was_taught(callback)
     assert _same(whole, lit)
-    assert _is_clean(toys, lit)
+    assert not toys.leftovers(lit)
     saved = torch.load(path, weights_only=True)["callbacks"]["MimoseCallback"]
     assert saved == json.loads(json.dumps(saved))
 
@@ -421,7 +417,7 @@ def test_two_callbacks_for_two_modules(toys, meter):
     assert [N_STEPS] * 2 == [len(callback.session.records) for callback in callbacks]
     assert 2 == len({callback.state_key for callback in callbacks})
     assert _same(bare, lit)
-    assert _is_clean(toys, lit)
+    assert not toys.leftovers(lit)
 
 
 def _loops(lit, batch, index):
@@ -446,7 +442,7 @@ def test_a_loop_over_the_layers_has_no_root(toys, meter, caplog):
     _fit(lit, [callback])
     assert callback.session is None
     assert 1 == caplog.text.count("or self(batch), in training_step")
-    assert _is_clean(toys, lit)
+    assert not toys.leftovers(lit)
 
 
 # -------------------------------------------------------------------- repeats

@@ -79,45 +79,18 @@ def _is_clean(model):
     return not any(isinstance(forward, Patch) for forward in forwards)
 
 
-def _run(folder, meter, share=0.4, **options):
-    """Train bare and with the callback; assert that nothing but memory differs."""
-    bare = _trainer(folder, **options)
+def test_the_same_training_within_a_budget(tmp_path, toys, meter):
+    """Losses and weights are equal to the last bit, and the metrics are logged."""
+    bare = _trainer(tmp_path)
     bare.train()
-    callback = MimoseCallback(budget=_budget(meter, share), meter=meter)
-    trainer = _trainer(folder, [callback], **options)
+    batches = [collate(examples()[:4])] * 3
+    budget = toys.budget_between(_model(), batches, 0.4, meter)
+    callback = MimoseCallback(budget=budget, meter=meter)
+    trainer = _trainer(tmp_path, [callback])
     trainer.train()
     assert _losses(bare) == _losses(trainer)
     assert all(map(torch.equal, _weights(bare), _weights(trainer)))
     assert _is_clean(trainer.model)
-    return trainer, callback
-
-
-_budgets = {}
-
-
-def _budget(meter, share):
-    """Put a budget between recomputing all (0) and keeping all (1), AdamW included."""
-    if not _budgets:
-        batch = collate(examples()[:4])
-        batch = {name: tensor.repeat_interleave(1, 0) for name, tensor in batch.items()}
-        for planner in ("full", "none"):
-            model = _model()
-            optimizer = torch.optim.AdamW(model.parameters())
-            with mimose.attach(model, "1TiB", planner=planner, meter=meter) as session:
-                for _ in range(3):
-                    model(**batch).loss.backward()
-                    optimizer.step()
-                    optimizer.zero_grad()
-                _budgets[planner] = session.peak_bytes - session.records[0].start_bytes
-    held = meter.live_bytes()
-    state = sum(p.nbytes for p in _model().parameters())
-    least, most = _budgets["full"], _budgets["none"]
-    return int(held + 4 * state + least + share * (most - least))
-
-
-def test_the_same_training_within_a_budget(tmp_path, meter):
-    """Losses and weights are equal to the last bit, and the metrics are logged."""
-    trainer, callback = _run(tmp_path, meter)
     session = callback.session
     assert N_STEPS == len(session.records)
     assert 0 == session.summary().steps_over

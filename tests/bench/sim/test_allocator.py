@@ -115,12 +115,8 @@ def test_what_cannot_be_released_is_out_of_memory(sim, take):
         take(12 * MIB)
 
     assert (1, 1) == (_count("num_alloc_retries"), _count("num_ooms"))
-    assert (
-        "SIM out of memory. Tried to allocate 12.00 MiB. GPU 0 has a total capacity of "
-        "80.00 GiB of which 79.98 GiB is free. 20.00 MiB allowed; Of the allocated "
-        "memory 9.00 MiB is allocated by PyTorch, and 11.00 MiB is reserved by PyTorch "
-        "but unallocated."
-    ) == str(caught.value).splitlines()[0]
+    assert "Tried to allocate 12.00 MiB" in str(caught.value)
+    assert "9.00 MiB is allocated" in str(caught.value)
     del held
 
 
