@@ -83,8 +83,8 @@ def test_the_same_training_within_a_budget(tmp_path, toys, meter):
     """Losses and weights are equal to the last bit, and the metrics are logged."""
     bare = _trainer(tmp_path)
     bare.train()
-    batches = [collate(examples()[:4])] * 3
-    budget = toys.budget_between(_model(), batches, 0.4, meter)
+    longest = sorted(examples(), key=lambda each: len(each["input_ids"]))[-4:]
+    budget = toys.budget_between(_model(), [collate(longest)] * 3, 0.4, meter)
     callback = MimoseCallback(budget=budget, meter=meter)
     trainer = _trainer(tmp_path, [callback])
     trainer.train()
