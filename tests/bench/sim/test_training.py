@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from toys import moved
 
 pytest.importorskip("transformers")
 
@@ -22,13 +23,6 @@ _NO_DROPOUT = {
 }
 
 
-def _to(batch, device):
-    return {
-        name: value.to(device) if isinstance(value, torch.Tensor) else value
-        for name, value in batch.items()
-    }
-
-
 def _train(name, device, steps=3, dtype=None, **changes):
     """Train on the smallest batches; return losses, and parameters at the end."""
     torch.manual_seed(0)
@@ -39,7 +33,7 @@ def _train(name, device, steps=3, dtype=None, **changes):
     sizes = {size: least for size, (least, _) in ZOO[name].sizes.items()}
     losses = []
     for _ in range(steps):
-        batch = _to(ZOO[name].batch(sizes, generator), device)
+        batch = moved(ZOO[name].batch(sizes, generator), device)
         with torch.autocast(device, dtype, enabled=dtype is not None):
             loss = model(**batch).loss
         loss.backward()
