@@ -63,15 +63,6 @@ def test_the_budget_is_about_reserved_bytes():
     session.detach()
 
 
-def test_a_fraction_is_of_what_is_free_and_held(sim):
-    """What other processes hold of the card is out of reach."""
-    sim.set_total_memory(2**30)
-    loop = _Loop()
-    session = mimose.attach(loop.model, 0.5)
-    assert 2**29 == session.budget
-    session.detach()
-
-
 def test_out_of_memory_in_a_plain_loops_backward_teaches(sim):
     """Nobody tells of it but the allocator's own counter."""
     loop, session = _warmed(2**40)

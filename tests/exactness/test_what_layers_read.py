@@ -62,14 +62,10 @@ def _check(loop):
     return alone, model
 
 
-def _put_away(layer):
-    del layer.scale
-
-
 _CHANGES = {
     "function": lambda layer: setattr(layer, "act", torch.sin),
     "put in": lambda layer: setattr(layer, "extra", 2.0),
-    "taken out": _put_away,
+    "taken out": lambda layer: delattr(layer, "scale"),
     "module": lambda layer: setattr(layer, "a", layer.b),
     "hook": lambda layer: layer.a.register_forward_hook(lambda _, __, out: 2.0 * out),
 }

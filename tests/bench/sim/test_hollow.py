@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 from torch import nn
-
-import mimose
 
 pytestmark = pytest.mark.sim
 
@@ -147,28 +144,6 @@ def test_streams_run_beside_each_other_until_one_waits(sim):
     assert behind.user == pytest.approx(behind.kernels, rel=0.05)
 
 
-def test_each_thread_builds_its_plans_of_attention(sim):
-    """One for each length and direction, on Hopper."""
-
-    def step(length, backward=False):
-        q = torch.empty(2, 4, length, 64, dtype=torch.bfloat16, device="sim")
-        q.requires_grad_(backward)
-        before = sim.clock()
-        out = nn.functional.scaled_dot_product_attention(q, q, q)
-        if backward:
-            out.sum().backward()
-        return sim.clock().since(before).n_attention_plans
-
-    sim.set_hollow(sim.CARDS["h100"], sim.HOST)
-    with ThreadPoolExecutor(1) as other:
-        assert [step(64), step(64), step(72), step(72, backward=True)] == [1, 0, 1, 1]
-        assert [other.submit(step, 64).result() for _ in range(2)] == [1, 0]
-    sim.forget_attention_plans()
-    assert step(64) == 1
-    sim.set_hollow(sim.CARDS["a100"], sim.HOST)
-    assert step(80, backward=True) == 0
-
-
 def test_bits_of_what_is_not_computed_are_zeros(sim):
     """Sums of bits tell the session what was rebuilt to something else."""
     sim.set_hollow(sim.CARDS["h100"])
@@ -188,19 +163,3 @@ def test_segments_take_time(sim):
     assert sim.clock().since(before).allocator == pytest.approx(once, rel=1e-5)
     sim.empty_cache()
     assert sim.clock().since(before).allocator == pytest.approx(2 * once, rel=1e-5)
-
-
-def test_a_session_plans_on_it(sim):
-    """A gigabyte of activations, within a budget that holds two thirds of them."""
-    sim.set_hollow(sim.CARDS["h100"])
-    model = _model(1024, 12, torch.bfloat16)
-    with mimose.attach(model, "4GiB") as session:
-        for length in (128, 256, 384, 512, 640, 768, 896, 1024) * 3:
-            x = torch.empty(8, length, 1024, dtype=torch.bfloat16, device="sim")
-            model(x).sum().backward()
-            model.zero_grad()
-    last = session.records[-1]
-    assert last.phase == "plan"
-    assert {"keep", "recompute"} == set(last.actions)
-    assert session.summary().steps_over == 0
-    assert abs(last.prediction_error) < 0.01
