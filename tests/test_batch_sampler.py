@@ -429,10 +429,7 @@ def test_rows_grow_until_the_budget_is_used(sim):
     with mimose.attach(model, "220MiB") as session:
         sampler = mimose.BatchSampler(lengths, session, seed=1)
         loader = torch.utils.data.DataLoader(
-            _Texts(lengths),
-            batch_sampler=sampler,
-            collate_fn=_together,
-            num_workers=2,
+            _Texts(lengths), batch_sampler=sampler, collate_fn=_together, num_workers=2
         )
         seen, rows = [], []
         for ids, places in loader:

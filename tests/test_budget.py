@@ -29,10 +29,7 @@ def test_budgets_come_to_bytes(budget, expected):
 
 @pytest.mark.parametrize(
     "budget",
-    [
-        *["", "6GX", "-6GiB", "0GiB", "101%", "+5%"],
-        *[0, 1.5, None, True, float("nan")],
-    ],
+    [*["", "6GX", "-6GiB", "0GiB", "101%", "+5%"], *[0, 1.5, None, True, float("nan")]],
 )
 def test_budgets_that_mean_nothing_are_refused(budget):
     """An error echoes what was given."""

@@ -167,10 +167,7 @@ PAGES_WITH_CODE = [page for page in WRITTEN if _blocks(page, "python")]
 
 @pytest.mark.parametrize("page", PAGES_WITH_CODE, ids=lambda path: path.stem)
 def test_every_python_block_runs(
-    page: Path,
-    trained: mimose.Session,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    page: Path, trained: mimose.Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What a reader copies works, given a model, batches and an optimizer."""
     monkeypatch.chdir(tmp_path)
@@ -217,12 +214,7 @@ def _messages() -> Iterator[str]:
     """Yield what is raised or logged where a user trains."""
     package = Path(mimose.__file__).parent
     for path in package.rglob("*.py"):
-        if path.relative_to(package).parts[0] in (
-            "__init__.py",
-            "bench",
-            "cli",
-            "sim",
-        ):
+        if path.relative_to(package).parts[0] in ("__init__.py", "bench", "cli", "sim"):
             continue
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             match node:

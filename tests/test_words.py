@@ -30,14 +30,7 @@ ALLOWED = re.compile(
     r"(without a|the|a) unit\b(?= is| that| of | more|\.|\"|$)"
 )
 """What is old on purpose, and units of measurement."""
-DONE = (
-    "README.md",
-    "docs",
-    "mimose",
-    "planners",
-    "predictors",
-    "benchmarks",
-)
+DONE = ("README.md", "docs", "mimose", "planners", "predictors", "benchmarks")
 """Pages and packages where all files are read."""
 
 

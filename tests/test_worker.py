@@ -219,10 +219,7 @@ def test_a_session_dropped_without_detach_leaves_nothing(toys, meter):
     def stop(*_):
         raise KeyboardInterrupt
 
-    with (
-        pytest.raises(KeyboardInterrupt),
-        mimose.attach(model, "1TiB", meter=meter),
-    ):
+    with pytest.raises(KeyboardInterrupt), mimose.attach(model, "1TiB", meter=meter):
         toys.train(model, [toys.inputs(8), toys.inputs(9)])
         model.register_forward_hook(stop)
         toys.train(model, [toys.inputs(8)])

@@ -103,13 +103,7 @@ _operator.register_autograd(
 )
 
 
-_FUNCTIONS = [
-    _Inputs,
-    _Needed,
-    _ReadAgain,
-    _View,
-    _Nested,
-]
+_FUNCTIONS = [_Inputs, _Needed, _ReadAgain, _View, _Nested]
 _WAYS = [*(f.apply for f in _FUNCTIONS), _operator]
 _NAMES = [f.__name__ for f in _FUNCTIONS] + ["operator"]
 _DIFFERENTIABLE = [_Inputs, _ReadAgain, _View]

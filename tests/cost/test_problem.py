@@ -5,6 +5,8 @@ import logging
 import numpy as np
 import pytest
 import torch
+from torch import nn
+from toys import Chain
 
 import mimose
 from mimose.planners import peak_bytes
@@ -72,6 +74,51 @@ def test_the_timeline_tells_the_peak_of_any_plan(toys, meter, name):
         assert last.observed_growth_bytes == pytest.approx(predicted, rel=0.02)
 
 
+class _Rectified(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up = nn.Linear(64, 256)
+        self.down = nn.Linear(256, 64)
+
+    def forward(self, x):
+        return torch.relu(x + self.down(torch.relu(self.up(x))))
+
+
+class _Scores(nn.Module):
+    """Layers that save their outputs, under logits as large as all of them."""
+
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.ModuleList(_Rectified() for _ in range(4))
+        self.head = nn.Linear(64, 2000)
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = layer(x)
+        return self.head(x)
+
+
+def test_a_few_shapes_by_turns(meter):
+    """No fit is ever trusted, but each shape tells of itself.
+
+    The scores live until the next ones take their name, as in most loops.
+    """
+    torch.manual_seed(3)
+    model = _Scores()
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        for n in (32, 512, 128) * 6:
+            scores = model(torch.randn(n, 64))
+            nn.functional.cross_entropy(
+                scores, torch.zeros(n, dtype=torch.long)
+            ).backward()
+            model.zero_grad(set_to_none=True)
+    planned = [record for record in session.records if "keep" in record.actions]
+    assert len(planned) >= 6
+    for record in planned[-6:]:
+        expected = pytest.approx(record.observed_growth_bytes, rel=1e-3)
+        assert expected == record.predicted_peak_bytes - record.start_bytes
+
+
 def test_full_and_partial_masks_by_turns(toys, meter):
     """Two contexts of one structure by turns take fewer steps than each by itself."""
     model = toys.zoo_model("bert")
@@ -87,20 +134,16 @@ def test_full_and_partial_masks_by_turns(toys, meter):
     assert "plan" == phases[-1]
 
 
-class _Hiding(torch.nn.Module):
+class _Hiding(Chain):
     """Gives its layers as many rows as a mask lets through."""
 
-    def __init__(self, chain):
-        super().__init__()
-        self.chain = chain
-
     def forward(self, x, chosen):
-        return self.chain(x[chosen])
+        return super().forward(x[chosen])
 
 
 def test_rows_chosen_by_a_mask(toys, meter, caplog):
     """Sizes that the data decide are measured ever again, and one warning says so."""
-    model = _Hiding(toys.chain(2))
+    model = _Hiding(2)
     generator = torch.Generator().manual_seed(0)
     batches = []
     for n in [40, 60, 50] * 24:

@@ -18,12 +18,7 @@ _CASES: dict[str, Any] = {
     "unlike": {"do": "draw_unlike", "slow": (1.0, 2.0), "balance": True},
     "workers": {"do": "train", "n_workers": (0, 2), "stop_at": 5},
     "other workers": {"do": "train", "n_workers": (3, 1), "stop_at": 0},
-    "few samples": {
-        "do": "train",
-        "n_workers": (0, 8),
-        "stop_at": 2,
-        "n_samples": 60,
-    },
+    "few samples": {"do": "train", "n_workers": (0, 8), "stop_at": 2, "n_samples": 60},
     "failing": {"do": "fail", "failing": 1},
     "apart": {"do": "begin_apart"},
 }

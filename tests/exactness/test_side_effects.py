@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from toys import Chain
 
 import mimose
 from mimose.exceptions import RecomputationError
@@ -98,17 +99,11 @@ class _Penalty(_Block):
         return x + y
 
 
-class _Penalised(nn.Module):
+class _Penalised(Chain):
     """Adds up what its layers left."""
 
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(_Penalty() for _ in range(4))
-
     def forward(self, x):
-        for block in self.blocks:
-            x = block(x)
-        return x.square().mean() + sum(block.penalty for block in self.blocks)
+        return super().forward(x) + sum(block.penalty for block in self.blocks)
 
 
 class _Clamped(_Block):
@@ -189,7 +184,7 @@ def test_impure_layers_are_found_and_kept(toys, name, planner):
 def test_a_loss_left_in_an_attribute():
     """It has a graph, is not held by the session, and its layer is kept."""
     torch.manual_seed(0)
-    kept = _compare(_Penalised(), "full").summary().kept_units
+    kept = _compare(_Penalised(4, make=_Penalty), "full").summary().kept_units
     assert 4 == len(kept)
     assert all("'penalty' holds a tensor with a graph" in why for why in kept.values())
 
@@ -210,15 +205,11 @@ def test_a_large_buffer_that_begins_to_change_is_an_error_once(toys):
         assert torch.equal(one.grad, other.grad)
 
 
-class _Residual(nn.Module):
+class _Residual(Chain):
     """Adds to its stream in place, outside of the layers."""
 
-    def __init__(self):
-        super().__init__()
-        self.blocks = nn.ModuleList(_Plain() for _ in range(3))
-
     def forward(self, x):
-        x = x * 1.0
+        x = self.stem(x)
         for block in self.blocks:
             x += block(x)
         return x.square().mean()
@@ -234,7 +225,7 @@ class _Plain(_Block):
 def test_a_residual_added_in_place():
     """Layers whose input is edited later are kept, and the step is run again."""
     torch.manual_seed(0)
-    session = _compare(_Residual(), "full")
+    session = _compare(_Residual(3, make=_Plain), "full")
     names = ["blocks.0", "blocks.1", "blocks.2"]
     assert names == sorted(session.summary().kept_units)
     assert 0 == sum(r.retries for r in list(session.records)[3:])

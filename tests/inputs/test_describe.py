@@ -1,6 +1,7 @@
 """What is known of a step before it runs."""
 
 import torch
+from toys import Chain
 
 from mimose.inputs.describe import Describer
 
@@ -27,22 +28,18 @@ def test_freezing_and_evaluating_layers_make_another_context(toys):
     assert plain == context()
 
 
-class _Ragged(torch.nn.Module):
+class _Ragged(Chain):
     """A chain on jagged inputs."""
 
-    def __init__(self, chain):
-        super().__init__()
-        self.chain = chain
-
     def forward(self, x):
-        for block in self.chain.blocks:
+        for block in self.blocks:
             x = block(x)
         return x.values().square().mean()
 
 
 def test_jagged_inputs_are_planned(toys, meter):
     """Their sizes are the batch's and the values'; results stay exact."""
-    model = _Ragged(toys.chain(3))
+    model = _Ragged(3)
     batches = [
         torch.nested.nested_tensor(
             [toys.inputs(n), toys.inputs(5)], layout=torch.jagged

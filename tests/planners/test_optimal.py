@@ -11,12 +11,7 @@ from mimose.planners import Optimal, Search, optimal, peak_bytes, refiner_of
 
 @pytest.mark.parametrize(
     ("n_calls", "n_actions", "options"),
-    [
-        (1, 3, {}),
-        (12, 2, {}),
-        (7, 3, {"host": True}),
-        (5, 4, {"host": True}),
-    ],
+    [(1, 3, {}), (12, 2, {}), (7, 3, {"host": True}), (5, 4, {"host": True})],
 )
 def test_equals_brute_force(rng, make, n_calls, n_actions, options):
     """Small problems cost what the best of all choices costs, and it knows."""

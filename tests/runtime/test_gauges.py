@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.utils._python_dispatch import _get_current_dispatch_mode
+from toys import Chain
 
 import mimose
 
@@ -99,12 +100,8 @@ def test_one_of_many_equal_layers_saves_twice_as_much(toys, meter, at, rows):
         )
 
 
-class _Detached(nn.Module):
+class _Detached(Chain):
     """Lets no gradient into the third block of some."""
-
-    def __init__(self, chain):
-        super().__init__()
-        self.stem, self.blocks, self.width = chain.stem, chain.blocks, chain.width
 
     def forward(self, x):
         x = self.stem(x)
@@ -115,7 +112,7 @@ class _Detached(nn.Module):
 
 def test_a_layer_that_no_gradient_has_reached_is_only_recomputed(toys, meter):
     """What it holds was never counted; the others of its family are kept."""
-    model = _Detached(toys.chain(6, make=_Heavy))
+    model = _Detached(6, make=_Heavy)
     model.blocks[2]._heavy_from = 1
     batches = [toys.inputs(n) for n in (64, 40, 56, 48, 32) * 3]
     found, session = toys.compare(model, batches, meter=meter)

@@ -6,8 +6,6 @@ Each inside of layers, around layers in the model's forward, and around the mode
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
-from typing import TypeAlias
 
 import pytest
 import torch
@@ -18,10 +16,6 @@ from torch.nn.utils import parametrizations, parametrize
 import mimose
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit.script:DeprecationWarning")
-
-_Way: TypeAlias = Callable[
-    [Callable[[torch.Tensor], torch.Tensor], torch.Tensor], torch.Tensor
-]
 
 
 def _hooks_forbidden(f, x):
@@ -63,7 +57,7 @@ WAYS = [_hooks_forbidden, _dual, _jvp, _grad, _vmap, _cached]
 class _Layer(nn.Module):
     """Counts its calls in a buffer, and draws; a part of it runs in some way."""
 
-    def __init__(self, way: _Way) -> None:
+    def __init__(self, way) -> None:
         super().__init__()
         self.linear = parametrizations.weight_norm(nn.Linear(4, 4))
         self.way = way
@@ -74,7 +68,7 @@ class _Layer(nn.Module):
 
 
 class _Model(nn.Module):
-    def __init__(self, within: _Way, around: _Way) -> None:
+    def __init__(self, within, around) -> None:
         super().__init__()
         self.layers = nn.ModuleList(_Layer(within) for _ in range(3))
         self.around = around
@@ -85,7 +79,7 @@ class _Model(nn.Module):
         return x
 
 
-def _train(session_of, within: _Way, around: _Way, outside: _Way) -> list[torch.Tensor]:
+def _train(session_of, within, around, outside) -> list[torch.Tensor]:
     torch.manual_seed(0)
     model = _Model(within, around)
     session = session_of(model)
@@ -99,21 +93,21 @@ def _train(session_of, within: _Way, around: _Way, outside: _Way) -> list[torch.
     return [p.detach() for p in model.parameters()]
 
 
-def _check(planner: str, *ways: _Way) -> None:
+def _check(planner: str, *ways) -> None:
     plain = _train(lambda _: None, *ways)
     ours = _train(lambda m: mimose.attach(m, "1TiB", planner=planner), *ways)
     assert all(map(torch.equal, ours, plain))
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_within_and_around_layers(way: _Way) -> None:
+def test_within_and_around_layers(way) -> None:
     """No step fails, and weights are those of bare training."""
     _check("full", way, _plainly, _plainly)
     _check("full", _plainly, way, _plainly)
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_around_the_model(way: _Way) -> None:
+def test_around_the_model(way) -> None:
     """So they are around the model; planners refuse transforms of torch.func."""
     _check("full", _plainly, _plainly, way)
     refuses = way in (_jvp, _grad, _vmap)
@@ -125,7 +119,7 @@ def test_around_the_model(way: _Way) -> None:
 @pytest.mark.parametrize(
     ("within", "outside"), [(_grad, _plainly), (_plainly, _hooks_forbidden)]
 )
-def test_layers_that_forbid_hooks_are_kept_at_once(within: _Way, outside: _Way) -> None:
+def test_layers_that_forbid_hooks_are_kept_at_once(within, outside) -> None:
     """They are found in the first step, which does not fail, and the reason is told."""
     model = _Model(within, _plainly)
     with mimose.attach(model, budget="1TiB", planner="full") as session:

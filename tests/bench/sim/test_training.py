@@ -14,11 +14,7 @@ pytestmark = pytest.mark.sim
 
 _EAGER = {"attn_implementation": "eager"}
 _NO_DROPOUT = {
-    "bert": {
-        **_EAGER,
-        "hidden_dropout_prob": 0.0,
-        "attention_probs_dropout_prob": 0.0,
-    },
+    "bert": {**_EAGER, "hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
     "resnet": {},
 }
 
