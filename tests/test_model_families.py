@@ -14,29 +14,17 @@ N_FOR_BUDGET = 3
 """Steps that the budget is found with; the longest batch is among them."""
 
 WORDS = 64
-LAYERS = {
-    "hidden_size": 32,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 2,
-    "intermediate_size": 64,
+ENCODER = {
+    **{"vocab_size": WORDS, "hidden_size": 32, "intermediate_size": 64},
+    **{"num_hidden_layers": 4, "num_attention_heads": 2},
 }
-ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-ENCODER = {**LAYERS, "vocab_size": WORDS}
 DECODER = {
     **ENCODER,
-    **ENDS,
-    "num_key_value_heads": 1,
-    "head_dim": 16,
-    "attention_dropout": 0.1,
+    **{"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2},
+    **{"num_key_value_heads": 1, "head_dim": 16, "attention_dropout": 0.1},
 }
-EXPERTS = {**DECODER, "num_experts_per_tok": 2, "output_router_logits": True}
-STATES = {
-    "vocab_size": WORDS,
-    "hidden_size": 16,
-    "num_hidden_layers": 4,
-    "state_size": 4,
-}
-PIXELS = {"image_size": 32, "patch_size": 8, "hidden_dropout_prob": 0.1}
+EXPERTS = {"num_local_experts": 4, "num_experts_per_tok": 2}
+STATES = {"vocab_size": WORDS, "hidden_size": 16, "num_hidden_layers": 4}
 
 
 def _ids(length, generator, n_sequences=2):
@@ -94,18 +82,21 @@ FAMILIES = {
         "SwinForImageClassification",
         _images,
         {
-            **PIXELS,
-            "patch_size": 2,
-            "embed_dim": 16,
+            **{"image_size": 32, "patch_size": 2, "embed_dim": 16},
+            "hidden_dropout_prob": 0.1,
             "depths": [2, 2],
             "num_heads": [1, 2],
             "window_size": 2,
         },
     ),
     # Mixtures of experts.
-    "mixtral": ("MixtralForCausalLM", _tokens, {**EXPERTS, "num_local_experts": 4}),
+    "mixtral": (
+        "MixtralForCausalLM",
+        _tokens,
+        {**DECODER, **EXPERTS, "output_router_logits": True},
+    ),
     # State spaces.
-    "mamba": ("MambaForCausalLM", _tokens, STATES),
+    "mamba": ("MambaForCausalLM", _tokens, {**STATES, "state_size": 4}),
 }
 """By name: the class, batches of a given length, and a tiny configuration."""
 

@@ -100,13 +100,8 @@ def _run(engine: str, folder: Path) -> list[dict[str, Any]]:
         status = _wait(process)
     words = told.read_text(errors="replace")[-8000:]
     assert 0 == status, words
-    assert all((folder / f"{rank}.json").exists() for rank in range(2)), words
-    return _told(folder)
-
-
-def _told(folder: Path) -> list[dict[str, Any]]:
-    """Return what each rank wrote down."""
     paths = [folder / f"{rank}.json" for rank in range(2)]
+    assert all(path.exists() for path in paths), words
     return [json.loads(path.read_text(encoding="utf-8")) for path in paths]
 
 
