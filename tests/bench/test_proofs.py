@@ -100,7 +100,6 @@ _SMALLEST = {
     "soak": {"steps": 40, "limit": False},
     "tight": {"steps": 4},
     "plangap": {"problems": 6},
-    "moving": {"steps": 30},
     "faults": {"faults": 12, "resume": False},
 }
 _OF_TIME_AND_SIZE = (
