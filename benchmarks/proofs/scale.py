@@ -39,7 +39,7 @@ OPTIONS = (
     common.count("--steps", 120, "a run"),
     common.RESUME,
 )
-_OURS, _FULL = ("whole", "fine"), ("hf", "full")
+_OURS = "whole", "fine"
 _WHOLE = 200
 """Of so many steps a whole run is judged, first ones included."""
 _PLACE = "workload", "gib", "expandable", "attention_plans"
@@ -109,7 +109,7 @@ def line(row: Row, rows: Iterable[Row]) -> dict[str, object]:
     name += ", no plans of attention" * (not row["attention_plans"])
     if row["error"]:
         return {"run": name, "ms": row["error"]}
-    full = [r for r in rows if r["strategy"] in _FULL and _is_at(r, where)]
+    full = [r for r in rows if r["strategy"] == "hf" and _is_at(r, where)]
     base, seconds, told = next(iter(full), row), row["seconds"], row.get
     names = {"user": "user_seconds", "whole": "user_whole", "host": "cpu_early"}
     ratios = {

@@ -227,17 +227,6 @@ class Trials:
         rng.shuffle(groups)
         return groups
 
-    def oracle(self, first: int) -> Iterator[dict[str, Any]]:
-        """Yield trials of larger and larger budgets of tokens under a session."""
-        rates = [0.0]
-        for size in _GRID[_GRID.index(round(first / self.longest) or 1) :: 2]:
-            own, most = self.groups("d", size), size * self.longest
-            told = self.try_out(self.actions, most, own, _UNTIL_LEARNED)
-            yield told
-            rates.append(told["user_tokens_per_second"] or 0.0)
-            if rates[-1] < 0.99 * max(rates):
-                return
-
     def ours(self, part: str = "c") -> dict[str, Any]:
         """Return the row of the sampler's own batches (c), or of the stream's (s)."""
         groups = self.drawn() if part == "c" else self.streamed()
@@ -360,14 +349,11 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Run the trials of a place; yield a row's columns for each.
 
     Args:
-        task: As for `Trials`, ``part``, and ``first``, the budget of tokens that the
-            oracle begins with.
+        task: As for `Trials`, and ``part``.
     """
     warnings.filterwarnings("ignore")
     trials = Trials(task)
     if task["part"] in "cs":
         yield trials.ours(task["part"])
-    elif task["part"] == "d":
-        yield from trials.oracle(task["first"])
     else:
         yield from trials.search(task["part"])

@@ -29,7 +29,6 @@ GIB = 2**30
 STRATEGIES: Mapping[str, str] = {
     "plain": "keep everything",
     "hf": "transformers' own checkpointing",
-    "full": "recompute every layer",
     "static": "one plan for the longest batch, with everything known",
     "whole": "mimose, whole layers",
     "fine": "mimose, all exact actions",
@@ -257,7 +256,7 @@ def _applied(
         return
     budget = int(BUDGET * task["gib"] * GIB)
     known: Mapping[str, Any] | None = None
-    planner: Any = "full" if strategy == "full" else "auto"
+    planner: Any = "auto"
     if strategy in ("static", "oracle"):
         known, longest = _learned(run, all_sizes, task["gib"], budget)
         planner = Oracle(budget) if strategy == "oracle" else longest

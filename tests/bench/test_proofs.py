@@ -145,7 +145,7 @@ def test_faults_are_counted_until_a_run_is_stopped(sim, monkeypatch, tmp_path):
     """What was tried is in the table and in the file; the next run goes on from it."""
 
     def stopped(_module, task, _threads):
-        yield from itertools.islice(faults.work(task), 3)
+        yield from itertools.islice(faults.work(task), 2)
         raise KeyboardInterrupt
 
     def ask(resume):
