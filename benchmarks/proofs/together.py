@@ -43,7 +43,6 @@ from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import BUDGET, GIB, Run, build
 from mimose import batch_sampler
 from mimose.bench.device import SIM
-from mimose.bench.rehearse.host import of_session
 
 QUESTION = "Do ranks that draw their own batches end their steps together?"
 DEFAULTS = {"seed": 3, "threads": 1, "device": SIM}
@@ -156,7 +155,7 @@ def _two(task: Task) -> Rows:
     n, rank, is_stream = task["samples"], task["rank"], task["part"] == "streams"
     lengths = _log_normal(random.Random(task["seed"]), (1 + is_stream) * n)
     n_ooms, steps, drawn = 0, list[list[_Step]](), list[list[int]]()
-    with mimose.attach(run.model, budget, refine=False) as session:
+    with run.attached(budget) as session:
         seed = task["seed"]
         sampler: Any
         if is_stream:
@@ -166,7 +165,6 @@ def _two(task: Task) -> Rows:
         else:
             how = {"seed": seed, "balance": task["balance"]}
             sampler = mimose.BatchSampler(lengths, session, **how)
-        run.charge = of_session(session)
         for _ in range(_EPOCHS):
             steps, drawn = [*steps, []], [*drawn, []]
             for batch in sampler:
@@ -212,8 +210,7 @@ def _simulated(task: Task) -> Rows:
     run, budget = _built(task, task["workload"])
     draw = random.Random(task["seed"])
     cases = [case[1:] for case in _MANY if case[0] == task["workload"]]
-    with mimose.attach(run.model, budget, refine=False) as session:
-        run.charge = of_session(session)
+    with run.attached(budget) as session:
         lengths = _KINDS[cases[0][0]](draw, 300 * _LEARNED)
         for batch in itertools.islice(mimose.BatchSampler(lengths, session), _LEARNED):
             run.train((max(lengths[at] for at in batch),), len(batch))

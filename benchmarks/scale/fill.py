@@ -18,7 +18,6 @@ import mimose
 from benchmarks.scale.models import OF_OTHER_DIMENSIONS, WORKLOADS, Sizes, Workload
 from benchmarks.scale.run import BUDGET, GIB, build
 from mimose.bench.device import SIM, kind_of
-from mimose.bench.rehearse.host import of_session
 from mimose.planners import everywhere
 from mimose.sim.hollow import Clock, forget_attention_plans
 
@@ -110,7 +109,6 @@ class Trials:
     @contextlib.contextmanager
     def strategy(self, name: str) -> Iterator[None]:
         """Train within the block plainly, by transformers' own, or in a session."""
-        model = self.run.model
         options: dict[str, Any] = {"actions": name}
         if name == "chunks":  # everything, where the budget asks for it the loss too
             options = {"actions": "whole", "planner": everywhere("recompute")}
@@ -119,11 +117,7 @@ class Trials:
                 with self.run.checkpointed(name == "hf"):
                     yield
             else:
-                options["refine"] = False
-                with (
-                    mimose.attach(model, self.budget, **options) as self.session,
-                    self.run.charged(of_session(self.session)),
-                ):
+                with self.run.attached(self.budget, **options) as self.session:
                     yield
         finally:
             self.session = None
