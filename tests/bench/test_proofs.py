@@ -93,7 +93,6 @@ def test_two_models_train_by_turns(tmp_path):
 
 _GPT2 = models.ModelSpec("gpt2", {"batch": (4, 4), "length": (32, 192)})
 _SMALLEST = {
-    "stepcost": {"rounds": 1, "steps": 2},
     "hard": {"pairs": 2, "fine": False, "all": False, "hard": True},
     "prediction": {"pairs": 2, "fine": False, "all": False, "hard": False},
     "soak": {"steps": 40, "limit": False},
@@ -101,9 +100,7 @@ _SMALLEST = {
     "plangap": {"problems": 6},
     "faults": {"faults": 12, "resume": False},
 }
-_OF_TIME_AND_SIZE = (
-    *("CPU time", "ms of CPU", "margin at", "error p99", "planned, of"),
-)
+_OF_TIME_AND_SIZE = (*("ms of CPU", "margin at", "error p99", "planned, of"),)
 
 
 @pytest.mark.sim
@@ -125,7 +122,7 @@ def test_each_runs(sim, name, monkeypatch, tmp_path):
     monkeypatch.setattr(prediction, "_LEAST_GROWTH_BYTES", 2**20)
     monkeypatch.setattr(tight, "_SHARE", 0.34)
 
-    where = "cpu" if name in ("stepcost", "hard") else "sim"
+    where = "cpu" if name == "hard" else "sim"
     sim.set_expandable_segments(True)  # segments of 20 MiB are coarse here
     models = ("accumulation",) if name == "hard" else ()
     settings = Settings(device=where, out=tmp_path, models=models)
