@@ -138,6 +138,12 @@ def recorded(record: StepRecord, *columns: str) -> dict[str, Any]:
     return {name: counted.get(name, getattr(record, name, None)) for name in columns}
 
 
+def short(row: Row, *others: str) -> Row:
+    """Return a row without its provenance, and without these columns."""
+    left_out = {column.name for column in fields(Provenance)}.union(others)
+    return {name: value for name, value in row.items() if name not in left_out}
+
+
 @dataclass(frozen=True, slots=True)
 class Bar:
     """A promise in numbers, set before the measurement."""
@@ -186,10 +192,8 @@ class Answer:
     """The promises."""
     notes: list[str] = field(default_factory=list)
     """What a reader should know besides."""
-    variant: str = ""
-    """Another way of asking, whose rows have a separate file."""
     path: Path | None = None
-    """Where rows are kept at once, before all are there."""
+    """Where rows are kept at once, before all are there; None for the proof's name."""
 
     @classmethod
     def begun(cls, path: Path, *, resume: bool) -> Answer:
@@ -226,8 +230,7 @@ def progress(text: str) -> None:
 
 def publish(name: str, answer: Answer, folder: Path) -> None:
     """Write the CSV file, print the table and the bars; JSON is the last line."""
-    variant = f"_{answer.variant}" if answer.variant else ""
-    path = folder / f"{name}{variant}.csv"
+    path = answer.path or folder / f"{name}.csv"
     write(path, answer.rows)
     lines = [*format_table(answer.table), *answer.notes, *map(str, answer.bars)]
     document = {
@@ -238,7 +241,8 @@ def publish(name: str, answer: Answer, folder: Path) -> None:
         "notes": list(answer.notes),
         "rows": str(path),
     }
-    sys.stdout.write("\n".join([*lines, json.dumps(document)]) + "\n")
+    told = json.dumps(document, default=lambda number: number.item())  # numpy's
+    sys.stdout.write("\n".join([*lines, told]) + "\n")
 
 
 def read(path: Path) -> list[Row]:
@@ -265,7 +269,7 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     loses no row.
     """
     where = [column.name for column in fields(Provenance)]
-    names = dict.fromkeys(name for row in rows for name in row if name not in where)
+    names = dict.fromkeys(name for row in rows for name in short(row))
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
     with new.open("w", newline="", encoding="utf-8") as file:

@@ -17,7 +17,7 @@ import torch
 
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Options, Rows, Settings, Task
-from benchmarks.proofs.numbers import percent, quantile
+from benchmarks.proofs.numbers import quantile
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import BUDGET, GIB, build
 from mimose.bench.device import SIM
@@ -43,17 +43,7 @@ def ask(settings: Settings, options: Options) -> Answer:
     for name in options.workloads:
         task = {"workload": name, "gib": _PLACES[name], "card": options.card}
         (told,) = common.measured("forecast", settings, steps=options.steps, **task)
-        line = {
-            "GiB": told["gib"],
-            **{
-                n: percent(v) for n, v in told.items() if n.startswith(("early", "err"))
-            },
-            "fixed": percent(told["fixed_share"], 1),
-            "asked in ms": 1e3 * told["ask_seconds"],
-            "not known": told["n_unknown"],
-            "out of memory": told["ooms"],
-        }
-        answer.add(name, [told], line, (), head="workload")
+        answer.add(name, [told], common.short(told, "workload"), (), head="workload")
     return answer
 
 

@@ -68,7 +68,8 @@ _LABELS, _TOKENS, _VOCABULARY = 12, 384, 4096
 def ask(settings: Settings, options: Options) -> Answer:
     """Train both arms with the same seeds, and compare the time to the target."""
     several = options.ranks > 1
-    answer, arms = Answer(variant="ranks" if several else ""), _ARMS[several]
+    path = settings.out / f"learning{'_ranks' * several}.csv"
+    answer, arms = Answer(path=path), _ARMS[several]
     rates = {arm: _RATES if several else (1.0,) for arm in arms}
     rows: list[Row] = []
     for run, arm in itertools.product(range(options.runs), arms):

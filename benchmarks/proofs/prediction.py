@@ -119,10 +119,10 @@ def ask(settings: Settings, options: Options) -> Answer:
     menu = "all" if options.all else "selective" if options.fine else "whole"
     usual = _BARS if is_cpu(settings.device) else _DEVICE_BARS
     bars = usual if menu == "whole" else _FINE_BARS
-    variant, cases = {"whole": "", "selective": "fine"}.get(menu, menu), [*_SPECS]
+    variant, cases = {"whole": "", "selective": "_fine", "all": "_all"}[menu], [*_SPECS]
     if options.hard:
-        bars, variant, cases = _HARD_BARS, "hard", [*_HARD]
-    answer = Answer(variant=variant)
+        bars, variant, cases = _HARD_BARS, "_hard", [*_HARD]
+    answer = Answer(path=settings.out / f"prediction{variant}.csv")
     for name in names_of(cases, settings.models):
         task = {"model": name, "pairs": options.pairs, "menu": menu}
         rows = common.measured("prediction", settings, **task)

@@ -12,8 +12,8 @@ sum over steps of its seconds, over that of the ranks' mean.
 - many: a session learns alone. Then samplers of more ranks draw an epoch, as if all
   ranks had that session's numbers. Seconds are forecasts of each batch's exact shape.
   `best` has the same batches sorted by these.
-- given: the same session plans one global batch for more ranks, by `mimose.balance`,
-  and with the samples of each rank drawn at random.
+- given: the same session plans global batches for more ranks, by `mimose.balance`, and
+  with the samples of each rank drawn at random.
 
 Rates are tokens a second of both ranks on the user's clock, `slowest` of two is on the
 device's.
@@ -62,8 +62,8 @@ _LEARNED = 120
 """Steps of one rank before more are simulated."""
 _LONG, _MOST = 52_000, 1024
 """Samples of a long epoch, and the most ranks."""
-_GIVEN = {2: 512, 4: 512, 8: 512, 32: 2048, 128: 8192}
-"""Samples of a global batch, by ranks."""
+_GIVEN, _BATCHES = {2: 512, 4: 512, 8: 512, 32: 2048, 128: 8192}, 8
+"""Samples of a global batch, by ranks; and how many batches are planned."""
 _BARS = {
     "many": {(8, _LONG): 1.05, (32, _LONG): 1.10, (128, _LONG): 1.40},
     "given": {(4, 512): 1.05, (8, 512): 1.05, (32, 2048): 1.10, (128, 8192): 1.25},
@@ -239,24 +239,26 @@ def _many(session: mimose.Session, draw: random.Random, cases: Any) -> Rows:
 
 
 def _given(session: mimose.Session, draw: random.Random) -> Rows:
-    times = session.summary().first_times
-    each = _forecasts(session, times.seconds if times else 0.0, accumulating=True)
+    first = session.summary().first_times
+    each = _forecasts(session, first.seconds if first else 0.0, accumulating=True)
+
+    def seconds(own: Sequence[Sequence[int]], of: Sequence[int]) -> float:
+        return sum(each(len(rows), max(of[row] for row in rows)) for rows in own)
+
     for n, n_samples in _GIVEN.items():
-        lengths = _log_normal(draw, n_samples)
-
-        def seconds(own: Sequence[Sequence[int]], of: Sequence[int]) -> float:
-            return sum(each(len(rows), max(of[row] for row in rows)) for rows in own)
-
-        plan = mimose.balance(lengths, session, n)
-        ours = [seconds(own, lengths) for own in plan.indices]
-        mixed, at_random = draw.sample(lengths, n_samples), []
-        for own in (mixed[rank::n] for rank in range(n)):
-            [parts] = mimose.balance(own, session, 1).indices
-            at_random.append(seconds(parts, own))
+        ours, at_random = [], []
+        for _ in range(_BATCHES):
+            lengths = _log_normal(draw, n_samples)
+            plan = mimose.balance(lengths, session, n)
+            ours.append([seconds(own, lengths) for own in plan.indices])
+            drawn = [lengths[rank::n] for rank in range(n)]
+            cut = [mimose.balance(own, session, 1).indices[0] for own in drawn]
+            at_random.append([*map(seconds, cut, drawn)])
+        times = np.max(at_random, axis=1).sum() / np.max(ours, axis=1).sum()
         yield {
             **{"lengths": "log-normal", "ranks": n, "samples": n_samples},
-            **{"slowest": slowest([ours]), "random": slowest([at_random])},
-            "random_times": max(at_random) / max(ours),
+            **{"steps": _BATCHES, "slowest": slowest(ours)},
+            **{"random": slowest(at_random), "random_times": float(times)},
         }
 
 
