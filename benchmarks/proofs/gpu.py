@@ -14,8 +14,8 @@ the last ten that had a shape which the process had never seen, ``seen`` of the 
 batches once more. Steps that ran out of memory are in no mean. On the hollow card
 (``--device sim``) seconds are virtual.
 
-    python -m benchmarks.gpu --device cuda --out runs/gpu
-    python -m benchmarks.gpu --cells bert-large-16/whole --cudnn on
+    python -m benchmarks.proofs gpu --device cuda --out runs/gpu
+    python -m benchmarks.proofs gpu --cells bert-large-16/whole --cudnn on
 """
 
 from __future__ import annotations
