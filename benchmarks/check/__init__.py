@@ -71,7 +71,6 @@ GROUPS = {
     "versions": Group("device", "versions"),
     "calls": Group("device", "calls", environment=segments_environment(False)),
     "mapping": Group("device", "calls", environment=segments_environment(True)),
-    "meter": Group("device", "meter"),
     "waits": Group("device", "waits"),
     "exactness": Group("library", "exactness", 90.0, _REPEATING),
     "memory": Group("library", "out_of_memory", 90.0, _REPEATING),

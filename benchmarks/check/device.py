@@ -1,4 +1,4 @@
-"""Checks what is installed, and the device, its allocator and its libraries."""
+"""Checks what is installed, what calls of the device take, and what makes it wait."""
 
 from __future__ import annotations
 
@@ -20,7 +20,6 @@ from benchmarks.check.training import DeviceLoop, scale_of
 from benchmarks.proofs import common
 from benchmarks.proofs.numbers import MIB
 from mimose.bench.zoo import Batch, moved
-from mimose.memory.meters import AllocatorMeter
 from mimose.memory.wall import has_expandable_segments
 from mimose.session import attach
 from mimose.sim.hollow import CARDS
@@ -138,34 +137,6 @@ def _once(run: Callable[[], object], times: int = 1) -> float:
         run()
     torch.cuda.synchronize()
     return (time.perf_counter() - began) / times
-
-
-# ------------------------------------------------------------------ the allocator
-
-
-def meter(device: torch.device) -> Iterator[Line]:
-    """Read known allocations back, to the byte."""
-    reads = AllocatorMeter(device)
-    torch.accelerator.empty_cache()
-    first = reads.usage()
-    for name, size in {"64 MiB": 2**26, "1000 bytes": 1000}.items():
-        before = reads.live_bytes()
-        reads.reset_peak()
-        held = torch.empty(size, dtype=torch.uint8, device=device)
-        yield equal(f"{name}: requested", size, reads.live_bytes() - before)
-        rounded = -(-size // 512) * 512
-        blocks = reads.usage().allocated_bytes - first.allocated_bytes
-        yield equal(f"{name}: the block is a multiple of 512", rounded, blocks)
-        taken = reads.usage().reserved_bytes - first.reserved_bytes
-        yield judged(f"{name}: reserved", f"≥ {size}", taken, taken >= size)
-        del held
-        yield equal(f"{name}: freed", 0, reads.live_bytes() - before)
-        yield equal(f"{name}: peak", size, reads.peak_bytes() - before)
-        reads.reset_peak()
-        yield equal(f"{name}: peak after a reset", 0, reads.peak_bytes() - before)
-    torch.accelerator.empty_cache()
-    left = reads.usage().reserved_bytes - first.reserved_bytes
-    yield equal("cached blocks freed: reserved", 0, left)
 
 
 # ------------------------------------------------------------------ waits

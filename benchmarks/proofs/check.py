@@ -5,7 +5,7 @@ lines runs in a separate process with a time limit, and each line is appended to
 file at once. So a group that fails, hangs or crashes does not affect others.
 
     python -m benchmarks.proofs check --device cuda --out runs/check
-    python -m benchmarks.proofs check --device sim --groups meter waits
+    python -m benchmarks.proofs check --device sim --groups waits
 """
 
 from __future__ import annotations

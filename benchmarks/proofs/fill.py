@@ -33,7 +33,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.proofs import common
-from benchmarks.proofs.common import Answer, Bar, Options, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Settings
 from benchmarks.proofs.numbers import percent
 from benchmarks.scale.fill import PLACES, work
 from benchmarks.scale.models import OF_OTHER_DIMENSIONS
@@ -110,9 +110,9 @@ def _line(rows: Iterable[Mapping[str, Any]], place: str) -> dict[str, object]:
     """Return what c reaches of a and b, on the device's clock and on the user's."""
     rows = list(rows)
     own = _best(rows, place, "c").get
-    rates, ratios = {}, {}
+    rates, ratios = dict[str, Any](), dict[str, Any]()
     for clock, name in (("", _rate(place)), ("user's ", "user_tokens_per_second")):
-        rate = {part: _best(rows, place, part, name).get(name) for part in "abcs"}
+        rate: Row = {part: _best(rows, place, part, name).get(name) for part in "abcs"}
         rates |= {clock + part: rate[part] for part in "abc"}
         for one, other in ("ca", "cb", "sc"):
             both = rate[one] and rate[other]
