@@ -43,20 +43,6 @@ def equal(what: str, expected: object, seen: object) -> Line:
     return judged(what, expected, seen, expected == seen)
 
 
-def at_most(what: str, limit: float, seen: float | None, form: str) -> Line:
-    """Return a line that holds up to a limit; nothing seen misses it.
-
-    Args:
-        what: What was looked at.
-        limit: The most it may be.
-        seen: What it is.
-        form: A format for both, such as ``"{:.1%}"``.
-    """
-    text = "nothing" if seen is None else form.format(seen)
-    holds = seen is not None and seen <= limit
-    return judged(what, f"≤ {form.format(limit)}", text, holds)
-
-
 def told(what: str, seen: object, expected: str = "") -> Line:
     """Return a line without a verdict."""
     return Line(what=what, expected=expected, seen=str(seen), verdict=INFORMATION)
@@ -85,11 +71,8 @@ GROUPS = {
     "versions": Group("device", "versions"),
     "calls": Group("device", "calls", environment=segments_environment(False)),
     "mapping": Group("device", "calls", environment=segments_environment(True)),
-    "meter": Group("device", "meter"),
     "waits": Group("device", "waits"),
     "exactness": Group("library", "exactness", 90.0, _REPEATING),
-    "budget": Group("library", "budget", 180.0, segments_environment(False)),
-    "expandable": Group("library", "budget", 180.0, segments_environment(True)),
     "memory": Group("library", "out_of_memory", 90.0, _REPEATING),
 }
 """By name, in the order in which they run."""

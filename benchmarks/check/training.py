@@ -53,17 +53,11 @@ class Transformer(nn.Module):
         )
         self.classifier = nn.Linear(width, _CLASSES)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        labels: torch.Tensor,
-        attention_mask: torch.Tensor | None = None,
-    ) -> Output:
-        """Map tokens to the loss of their classes; True in a mask is a token."""
-        is_padding = None if attention_mask is None else ~attention_mask
+    def forward(self, input_ids: torch.Tensor, labels: torch.Tensor) -> Output:
+        """Map tokens to the loss of their classes."""
         states = self.tokens(input_ids) + self.places.weight[: input_ids.shape[1]]
         for layer in self.layers:
-            states = layer(states, src_key_padding_mask=is_padding)
+            states = layer(states)
         classes = self.classifier(states.mean(1))
         return Output(loss=functional.cross_entropy(classes, labels))
 
@@ -104,18 +98,12 @@ class DeviceLoop(Loop):
         with torch.autocast(self.device.type, self._dtype, enabled=is_on):
             return super().loss(batch)
 
-    def batch(self, length: int, *, is_padded: bool = False) -> Batch:
-        """Make a batch; if it is padded, all but one sequence end earlier."""
+    def batch(self, length: int) -> Batch:
+        """Make a batch."""
         rows, generator = self.scale.batch, self._generator
         ids = torch.randint(_VOCABULARY, (rows, length), generator=generator)
         labels = torch.randint(_CLASSES, (rows,), generator=generator)
-        if not is_padded:
-            return {"input_ids": ids, "labels": labels}
-        least = max(1, length // 4)
-        ends = torch.randint(least, length + 1, (rows, 1), generator=generator)
-        ends[0] = length
-        mask = torch.arange(length) < ends
-        return {"input_ids": ids, "labels": labels, "attention_mask": mask}
+        return {"input_ids": ids, "labels": labels}
 
     def train(self, lengths: Iterable[int]) -> Iterator[MeasuredStep]:
         """Train a step at each length."""

@@ -37,7 +37,7 @@ from mimose.bench.advise.measure import Ladder, Run, begin
 from mimose.bench.advise.methods import METHODS, PLAIN
 from mimose.bench.advise.settings import Settings as Question
 from mimose.bench.step_meter import step_meter
-from mimose.bench.zoo import builder
+from mimose.bench.zoo import ZOO
 from mimose.predictors import fit_series
 
 _CPU = ("+400MiB", "+100MiB")
@@ -255,16 +255,14 @@ def judge(rows: Sequence[Row], part: str) -> Iterator[Bar]:
 
 # ------------------------------------------------------------------ models
 
-_LAYERS = {"hidden_size": 64, "num_hidden_layers": 4, "num_attention_heads": 4}
-_LAYERS |= {"intermediate_size": 256, "num_labels": 10}
+_LAYERS = {"num_hidden_layers": 4, "num_labels": 10}
 
 
 def resnet(width: int = 16) -> tuple[nn.Module, Any]:
     """Return a ResNet of basic blocks on images of 32 pixels."""
     widths = [width, 2 * width, 4 * width, 8 * width]
-    sizes = {"depths": [2] * 4, "layer_type": "basic", "num_labels": 10}
-    make = builder("ResNetConfig", "ResNetForImageClassification", **sizes)
-    return make(hidden_sizes=widths, embedding_size=width), _images()
+    how: Any = {"hidden_sizes": widths, "embedding_size": width, "num_labels": 10}
+    return ZOO["resnet"].build(**how), _images()
 
 
 def wide_resnet() -> tuple[nn.Module, Any]:
@@ -274,23 +272,22 @@ def wide_resnet() -> tuple[nn.Module, Any]:
 
 def vit() -> tuple[nn.Module, Any]:
     """Return a vision transformer on images of 32 pixels."""
-    make = builder("ViTConfig", "ViTForImageClassification", **_LAYERS)
-    return make(image_size=32, patch_size=8), _images()
+    how: Any = {**_LAYERS, "image_size": 32, "patch_size": 8}
+    how |= {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
+    return ZOO["vit"].build(**how), _images()
 
 
 def bert() -> tuple[nn.Module, Any]:
     """Return a BERT on texts of 16 tokens."""
-    make = builder("BertConfig", "BertForSequenceClassification", **_LAYERS)
     ids, labels = torch.randint(1000, (64, 16)), torch.randint(10, (64,))
     batch = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "labels": labels}
-    return make(vocab_size=1000, use_cache=False), batch
+    return ZOO["bert"].build(vocab_size=1000, use_cache=False, **_LAYERS), batch
 
 
 def gpt2() -> tuple[nn.Module, Any]:
     """Return a GPT-2 on texts of 16 tokens."""
-    make = builder("GPT2Config", "GPT2LMHeadModel", n_embd=64, n_layer=4, n_head=4)
     ids, tokens = torch.randint(1000, (64, 16)), {"bos_token_id": 0, "eos_token_id": 0}
-    model = make(vocab_size=1000, use_cache=False, **tokens)
+    model = ZOO["gpt2"].build(vocab_size=1000, n_layer=4, use_cache=False, **tokens)
     return model, {"input_ids": ids, "labels": ids}
 
 

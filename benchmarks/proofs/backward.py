@@ -8,9 +8,8 @@ same bytes.
     python -m benchmarks.proofs backward
     PYTORCH_ALLOC_CONF=expandable_segments:True python -m benchmarks.proofs backward
 
-``--step`` runs forward and backward with `Session.step`, which repeats them. The card
-is a hollow H100 that has 5% more memory than the budget. True-size models run in the
-same plain loop under ``python -m benchmarks.scale --strategies whole --steps 20000``.
+The card is a hollow H100 that has 5% more memory than the budget. True-size models run
+in the same loop under ``python -m benchmarks.scale --strategies whole --steps 20000``.
 """
 
 from __future__ import annotations
@@ -102,7 +101,6 @@ OPTIONS = (
     common.count("--steps", 500, "a run"),
     common.count("--seeds", 7, "for each layer and budget"),
     common.some("--layers", _LAYERS),
-    common.flag("--step", "run forward and backward with Session.step"),
 )
 DEFAULTS = {"device": SIM}
 
@@ -126,13 +124,12 @@ class _Net(nn.Module):
 def ask(settings: Settings, options: Options) -> Answer:
     """Train each kind of layer within each budget, with each seed."""
     kind = "expandable" if has_expandable_segments() else "fixed"
-    kind += "_step" if options.step else ""
     answer = Answer(path=settings.out / f"backward_{kind}.csv")
     for layer in options.layers:
         rows: list[Row] = []
         for seed in range(options.seeds):
-            task = {"layer": layer, "steps": options.steps, "is_step": options.step}
-            rows += common.measured("backward", settings, **{**task, "draw": seed})
+            task = {"layer": layer, "steps": options.steps, "draw": seed}
+            rows += common.measured("backward", settings, **task)
         answer.add(layer, rows, *_judged(rows), head="layer")
     return answer
 
@@ -166,13 +163,9 @@ def work(task: Task) -> Rows:
         model = _Net(_LAYERS[task["layer"]]).train()
     optimizer = torch.optim.AdamW(model.parameters())
 
-    def step(length: int, session: mimose.Session | None = None) -> None:
+    def step(length: int) -> None:
         batch = torch.zeros(_ROWS, length, _WIDTH, device=SIM)
-
-        def run() -> None:
-            model(batch).square().mean().backward()
-
-        session.step(run) if session else run()
+        model(batch).square().mean().backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -196,7 +189,7 @@ def work(task: Task) -> Rows:
         with mimose.attach(model, budget, refine=False) as session:
             for length in lengths:
                 try:
-                    step(length, session if task["is_step"] else None)
+                    step(length)
                 except (torch.OutOfMemoryError, mimose.MimoseError):
                     failed.append(length)
                     optimizer.zero_grad()

@@ -5,22 +5,20 @@ lines runs in a separate process with a time limit, and each line is appended to
 file at once. So a group that fails, hangs or crashes does not affect others.
 
     python -m benchmarks.proofs check --device cuda --out runs/check
-    python -m benchmarks.proofs check --device sim --groups meter waits
+    python -m benchmarks.proofs check --device sim --groups waits
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, fields
+from typing import Any
 
 import torch
 
 from benchmarks.check import GROUPS, MISSED, Line, impossible, judged, run_group
 from benchmarks.proofs import common
-from benchmarks.proofs.common import Answer, Bar, Options, Rows, Settings, Task
-from mimose.bench.child import RunFailedError, run_child
-from mimose.exceptions import first_line
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from mimose.usage import positive
 
 QUESTION = "Does this device do what the library relies on?"
@@ -30,41 +28,34 @@ OPTIONS = (
     common.some("--groups", GROUPS),
 )
 
-_LEAST_SECONDS = 5.0
-"""With less than this left no group is begun."""
-
 
 def ask(settings: Settings, options: Options) -> Answer:
     """Run every group, and keep each line at once."""
     ends = time.monotonic() + options.limit_seconds
     answer = Answer(path=settings.out / "check.csv")
-    for group in options.groups:
-        began = time.monotonic()
-        for line in lines_of(settings, group, ends - began):
+    for name in options.groups:
+        began, group = time.monotonic(), GROUPS[name]
+        how: Any = {"environment": group.environment, "group": name}
+        for row in common.within("check", settings, ends, group.limit_seconds, **how):
+            line = _line(name, row)
             told = asdict(line)
             seconds = round(time.monotonic() - began, 1)  # the process's begin included
-            row = {"group": group, **told, "seconds": seconds, **settings.provenance()}
-            answer.add(group, [row], told, (), head="group")
+            row = {"group": name, **told, "seconds": seconds, **settings.provenance()}
+            answer.add(name, [row], told, (), head="group")
             common.progress(f"{line.what}: {line.seen}: {line.verdict}")
     missed = sum(line["verdict"] == MISSED for line in answer.table)
     answer.bars.append(Bar(f"lines missed of {len(answer.rows)}", missed, at_most=0))
     return answer
 
 
-def lines_of(settings: Settings, name: str, left_seconds: float) -> Iterator[Line]:
-    """Run a group in a process; how it ended is a line where it did not end well."""
-    if left_seconds < _LEAST_SECONDS:
-        yield impossible(f"all of {name}", "no time was left for it")
-        return
-    group = GROUPS[name]
-    limit_seconds = min(group.limit_seconds, left_seconds)
-    task = {"group": name, "device": settings.device}
-    options = {"environment": group.environment, "limit_seconds": limit_seconds}
-    try:
-        for said in run_child(__name__, task, settings.threads, **options):
-            yield Line(**said)
-    except RunFailedError as error:
-        yield judged(f"all of {name}", "ends", first_line(error), holds=False)
+def _line(group: str, row: Row) -> Line:
+    """Return a child's line, or how it ended."""
+    if why := row.get("why"):
+        what = f"all of {group}"
+        if why == common.NO_TIME:
+            return impossible(what, why)
+        return judged(what, "ends", why, holds=False)
+    return Line(**{each.name: row[each.name] for each in fields(Line)})
 
 
 # ------------------------------------------------------------------ in the child

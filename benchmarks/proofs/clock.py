@@ -48,13 +48,7 @@ def ask(settings: Settings, options: Options) -> Answer:
     price = _price([row for row in rows if row["workload"] in _FITTED])
     for row in rows:
         row["error"] = row["user_seconds"] / row["measured_seconds"] - 1.0
-        line = {
-            "ms on the H200": 1e3 * row["measured_seconds"],
-            "user's clock": 1e3 * row["user_seconds"],
-            "device's": 1e3 * row["device_seconds"],
-            "error": f"{row['error']:+.0%}",
-            "in the fit": row["workload"] in _FITTED,
-        }
+        line = {**common.short(row, "workload"), "fit": row["workload"] in _FITTED}
         answer.add(row["workload"], [row], line, (), head="workload")
     off = max(abs(row["error"]) for row in rows if row["workload"] in _LEFT_OUT)
     answer.bars += [

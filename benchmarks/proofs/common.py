@@ -8,14 +8,16 @@ import csv
 import json
 import math
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from mimose.bench.child import run_child
+from mimose.bench.child import RunFailedError, run_child
 from mimose.bench.rows import Row as Provenance
 from mimose.bench.rows import RunSettings
+from mimose.exceptions import first_line
 from mimose.report import columns
 from mimose.usage import at_least_one
 
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 AMPLE_BYTES = 2**40
 """A budget that is never used up."""
 _TOLD_EVERY = 100
+NO_TIME, _LEAST_SECONDS = "left out: no time was left", 10.0
+"""What a row says of a process that was not begun, with less than so many seconds."""
 
 Row: TypeAlias = dict[str, Any]
 """A row: what was measured by name, then where and with what, as `Provenance` says."""
@@ -74,11 +78,42 @@ class Settings(RunSettings):
 def said_by(proof: str, settings: Settings, /, **task: Any) -> Iterator[dict[str, Any]]:
     """Yield what a proof's ``work`` yields, in a separate process.
 
+    Args:
+        proof: The proof.
+        settings: The settings.
+        task: What ``work`` is given, besides these; ``options`` are those of `Child`.
+
     Raises:
-        RunFailedError: It ended with an error.
+        RunFailedError: It ended with an error, or took too long.
     """
+    options = task.pop("options", {})
     whole = {"seed": settings.seed, "device": settings.device, **task}
-    return run_child(f"{__package__}.{proof}", whole, settings.threads)
+    return run_child(f"{__package__}.{proof}", whole, settings.threads, **options)
+
+
+def within(
+    proof: str, settings: Settings, ends: float, limit: float, /, **task: Any
+) -> Iterator[Row]:
+    """Yield what `said_by` does as rows, within a limit of seconds.
+
+    What did not end well, or could not begin, has a last row that says ``why``.
+
+    Args:
+        proof: The proof.
+        settings: The settings.
+        ends: When all has to end, on the monotonic clock.
+        limit: Seconds that this one may take.
+        task: As for `said_by`, and the ``environment`` of the process.
+    """
+    limit = min(limit, ends - time.monotonic())
+    options = {"environment": task.pop("environment"), "limit_seconds": limit}
+    try:
+        if limit < _LEAST_SECONDS:
+            raise RunFailedError(NO_TIME)
+        for said in said_by(proof, settings, options=options, **task):
+            yield {**said, **settings.provenance()}
+    except RunFailedError as error:
+        yield {"why": first_line(error), **settings.provenance()}
 
 
 def measured(proof: str, settings: Settings, /, **task: Any) -> list[Row]:
@@ -101,6 +136,12 @@ def recorded(record: StepRecord, *columns: str) -> dict[str, Any]:
     n = len(record.actions)
     counted = {"layer_calls": n, "kept": n - record.n_recomputed}
     return {name: counted.get(name, getattr(record, name, None)) for name in columns}
+
+
+def short(row: Row, *others: str) -> Row:
+    """Return a row without its provenance, and without these columns."""
+    left_out = {column.name for column in fields(Provenance)}.union(others)
+    return {name: value for name, value in row.items() if name not in left_out}
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +192,8 @@ class Answer:
     """The promises."""
     notes: list[str] = field(default_factory=list)
     """What a reader should know besides."""
-    variant: str = ""
-    """Another way of asking, whose rows have a separate file."""
     path: Path | None = None
-    """Where rows are kept at once, before all are there."""
+    """Where rows are kept at once, before all are there; None for the proof's name."""
 
     @classmethod
     def begun(cls, path: Path, *, resume: bool) -> Answer:
@@ -191,8 +230,7 @@ def progress(text: str) -> None:
 
 def publish(name: str, answer: Answer, folder: Path) -> None:
     """Write the CSV file, print the table and the bars; JSON is the last line."""
-    variant = f"_{answer.variant}" if answer.variant else ""
-    path = folder / f"{name}{variant}.csv"
+    path = answer.path or folder / f"{name}.csv"
     write(path, answer.rows)
     lines = [*format_table(answer.table), *answer.notes, *map(str, answer.bars)]
     document = {
@@ -203,7 +241,8 @@ def publish(name: str, answer: Answer, folder: Path) -> None:
         "notes": list(answer.notes),
         "rows": str(path),
     }
-    sys.stdout.write("\n".join([*lines, json.dumps(document)]) + "\n")
+    told = json.dumps(document, default=lambda number: number.item())  # numpy's
+    sys.stdout.write("\n".join([*lines, told]) + "\n")
 
 
 def read(path: Path) -> list[Row]:
@@ -230,7 +269,7 @@ def write(path: Path, rows: Sequence[Row]) -> None:
     loses no row.
     """
     where = [column.name for column in fields(Provenance)]
-    names = dict.fromkeys(name for row in rows for name in row if name not in where)
+    names = dict.fromkeys(name for row in rows for name in short(row))
     path.parent.mkdir(parents=True, exist_ok=True)
     new = path.with_name(f"{path.name}.new")
     with new.open("w", newline="", encoding="utf-8") as file:

@@ -29,7 +29,6 @@ import gc
 import itertools
 import json
 import random
-import re
 import resource
 import signal
 import sys
@@ -54,7 +53,7 @@ from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Bar, Settings
 from mimose.bench.child import RunFailedError
 from mimose.bench.device import SIM
-from mimose.exceptions import StateMismatchError, first_line
+from mimose.exceptions import first_line
 from mimose.memory.wall import standing
 from mimose.records import read_records
 from mimose.worker import Job, Worker
@@ -77,8 +76,6 @@ _ALLOCATIONS = {"forward": 90, "backward": 130, "optimizer": 30}
 _HANG_SECONDS, _HUNG_SECONDS = 300, 0.3
 _SEGMENT_BYTES = 2 * 2**20
 """The allocator's segment for small tensors."""
-_TEXT = r'"(?:\\.|[^"\\])*"'
-"""A string in JSON."""
 _WRONG = "lost by the session alone", "changed results", "left behind"
 _COUNTS = ("trials", "struck", "lost bare too", *_WRONG)
 
@@ -117,7 +114,7 @@ def _sums(found: Mapping[str, Mapping[str, int]]) -> list[int]:
 
 
 def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Cut a state short, then run trials until so many faults have struck."""
+    """Run trials until so many faults have struck."""
     first, struck, *_ = _sums(task["found"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     with (
@@ -129,15 +126,14 @@ def work(task: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     ):
         undo.callback(faulthandler.cancel_dump_traceback_later)
         learned = _learned(task["seed"])
-        if not first:
-            yield _cut_short(learned)
         for number in itertools.count(first):
             if struck >= task["faults"]:
                 return
             faulthandler.dump_traceback_later(_HANG_SECONDS, exit=True)
             name, notes, *counts = _trial(f"{task['seed']} {number}", learned)
             struck += counts[0]
-            yield _row(name, [f"{note} (trial {number})" for note in notes], *counts)
+            told = {"fault": name, **dict(zip(_COUNTS, (1, *counts), strict=True))}
+            yield told | {"notes": [f"{note} (trial {number})" for note in notes]}
 
 
 # ------------------------------------------------------------------ the job
@@ -601,38 +597,6 @@ def _trial(told: str, learned: str) -> tuple[Any, ...]:
     notes = [*left, *alone, *([] if is_equal else ["the weights differ"])]
     name, wrong = f"{kind.__name__[1:]}: {fault.kind}", (len(alone), 1 - is_equal)
     return name, notes, int(fault.struck), len(lost & lost_bare), *wrong, len(left)
-
-
-def _cut_short(learned: str) -> dict[str, Any]:
-    """Load a state that was cut short at each of its commas, all brackets closed."""
-    notes, tokens = list[str](), re.finditer(rf"{_TEXT}|,", learned)
-    ends = [found.start() for found in tokens if found.group() == ","]
-    with mimose.attach(model().to(SIM), _between(0.7), refine=False) as session:
-        before = session.state_dict()
-        for end in ends:
-            try:
-                session.load_state_dict(_closed(learned[:end]))
-                notes.append(f"taken, though cut at {end}")
-            except StateMismatchError:
-                if session.state_dict() != before:
-                    notes.append(f"refused, but the session changed; cut at {end}")
-    row = _row("State: cut short", notes, 0, 0, 0, len(notes), 0)
-    return row | {"trials": len(ends)}
-
-
-def _closed(text: str) -> Any:
-    open_ = re.sub(rf"{_TEXT}|[^][{{}}]", "", text)
-    while open_ != (less := open_.replace("[]", "").replace("{}", "")):
-        open_ = less
-    return json.loads(text + open_[::-1].translate(str.maketrans("[{", "]}")))
-
-
-def _row(name: str, notes: list[str], *counts: int) -> dict[str, Any]:
-    return {
-        "fault": name,
-        **dict(zip(_COUNTS, (1, *counts), strict=True)),
-        "notes": notes,
-    }
 
 
 def _held() -> tuple[int, int]:

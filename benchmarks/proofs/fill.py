@@ -6,7 +6,6 @@ on samples of log-normal lengths. It reports real tokens a second of
 - a: the largest fixed number of rows that never runs out of memory, drawn at random;
 - b: the largest number of tokens that never does, in batches of similar lengths;
 - c: `mimose.BatchSampler` and a session, both with default settings;
-- d: the best number of tokens, found by trial, each under a session's plans;
 - s: `mimose.BatchStream` on the same samples as a stream, otherwise like c.
 
 What a and b find by trial, c must learn. They keep everything, and in another trial use
@@ -34,7 +33,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from benchmarks.proofs import common
-from benchmarks.proofs.common import Answer, Bar, Options, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Settings
 from benchmarks.proofs.numbers import percent
 from benchmarks.scale.fill import PLACES, work
 from benchmarks.scale.models import OF_OTHER_DIMENSIONS
@@ -48,7 +47,7 @@ QUESTION = (
 DEFAULTS = {"seed": 1, "threads": 1, "device": SIM}
 OPTIONS = (
     common.some("--places", PLACES),
-    common.some("--parts", "abcds"),
+    common.some("--parts", "abcs"),
     ("--card", {"default": "h100", "help": "h200, h100, a100, rtx4090 or a10"}),
     ("--attention-plans", {"choices": ("yes", "no"), "default": "yes"}),
     common.count("--steps", 150, "a trial, at most"),
@@ -70,7 +69,6 @@ def ask(settings: Settings, options: Options) -> Answer:
             task["attention_plans"] = options.attention_plans == "yes"
             task["pad_to_multiple_of"] = options.pad_to_multiple_of
             task["buffer"] = options.buffer
-            task["first"] = _best(answer.rows, place, "b").get("size", 0)
             for told in common.measured("fill", settings, **task):
                 name = f"{place}, {part}, {told['strategy']} {told['size'] or ''}"
                 answer.add(name, [where | told], {}, (), head="trial")
@@ -85,9 +83,9 @@ def ask(settings: Settings, options: Options) -> Answer:
         streamed = line["user's s/c"]
         if isinstance(streamed, float):
             answer.bars.append(Bar(f"{place}: user's s ÷ c", streamed, at_least=0.95))
-        for part, least in (("a", PLACES[place].bar), ("d", 0.97)):
+        for part, least in (("a", PLACES[place].bar), ("b", 0.97)):
             found = line[f"{clock}c/{part}"]
-            if isinstance(found, float) and not (part == "d" and not clock):
+            if isinstance(found, float) and not (part == "b" and not clock):
                 what = f"{place}: {clock}c ÷ {part}"
                 answer.bars.append(Bar(what, found, at_least=least))
     return answer
@@ -109,19 +107,16 @@ def _best(
 
 
 def _line(rows: Iterable[Mapping[str, Any]], place: str) -> dict[str, object]:
-    """Return what c reaches of a, b and d, on the device's clock and on the user's."""
+    """Return what c reaches of a and b, on the device's clock and on the user's."""
     rows = list(rows)
     own = _best(rows, place, "c").get
-    rates, ratios = {}, {}
+    rates, ratios = dict[str, Any](), dict[str, Any]()
     for clock, name in (("", _rate(place)), ("user's ", "user_tokens_per_second")):
-        for part in ("a", "b", "c", "bd"):
-            rate = _best(rows, place, part, name).get(name)
-            rates[clock + part[-1]] = rate
-            if part != "c":
-                mine = _best(rows, place, "c", name).get(name)
-                ratios[f"{clock}c/{part[-1]}"] = rate and mine and mine / rate
-        streamed, drawn = (_best(rows, place, part, name).get(name) for part in "sc")
-        ratios[f"{clock}s/c"] = streamed and drawn and streamed / drawn
+        rate: Row = {part: _best(rows, place, part, name).get(name) for part in "abcs"}
+        rates |= {clock + part: rate[part] for part in "abc"}
+        for one, other in ("ca", "cb", "sc"):
+            both = rate[one] and rate[other]
+            ratios[f"{clock}{one}/{other}"] = both and rate[one] / rate[other]
     return {
         "place": place,
         **{part: rate and round(rate) for part, rate in rates.items()},

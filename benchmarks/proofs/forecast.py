@@ -15,14 +15,12 @@ import time
 
 import torch
 
-import mimose
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Options, Rows, Settings, Task
-from benchmarks.proofs.numbers import percent, quantile
+from benchmarks.proofs.numbers import quantile
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import BUDGET, GIB, build
 from mimose.bench.device import SIM
-from mimose.bench.rehearse.host import of_session
 
 _PLACES = {"bert-large": 16, "t5-large": 24, "llama-8b-lora": 40}
 """Workloads, and the GiB of their cards."""
@@ -45,17 +43,7 @@ def ask(settings: Settings, options: Options) -> Answer:
     for name in options.workloads:
         task = {"workload": name, "gib": _PLACES[name], "card": options.card}
         (told,) = common.measured("forecast", settings, steps=options.steps, **task)
-        line = {
-            "GiB": told["gib"],
-            **{
-                n: percent(v) for n, v in told.items() if n.startswith(("early", "err"))
-            },
-            "fixed": percent(told["fixed_share"], 1),
-            "asked in ms": 1e3 * told["ask_seconds"],
-            "not known": told["n_unknown"],
-            "out of memory": told["ooms"],
-        }
-        answer.add(name, [told], line, (), head="workload")
+        answer.add(name, [told], common.short(told, "workload"), (), head="workload")
     return answer
 
 
@@ -71,10 +59,7 @@ def work(task: Task) -> Rows:
     errors: list[tuple[int, float]] = []
     asked, shares, failed, n_unknown = [], [], [], 0
     budget = int(BUDGET * task["gib"] * GIB)
-    with (
-        mimose.attach(run.model, budget, refine=False) as session,
-        run.charged(of_session(session)),
-    ):
+    with run.attached(budget) as session:
         for step, sizes in enumerate(workload.sizes(task["steps"], task["seed"])):
             if step < _UNKNOWN:
                 run.train(sizes, 2 + step)

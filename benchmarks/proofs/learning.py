@@ -21,20 +21,17 @@ tries several learning rates; the others have the one that was fastest.
 from __future__ import annotations
 
 import contextlib
-import functools
 import itertools
 import math
 import time
 from collections.abc import Iterator, Sequence
 from typing import Any
-from unittest import mock
 
-import numpy as np
 import torch
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 
 import mimose
-from benchmarks.proofs import common
+from benchmarks.proofs import common, together
 from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
 from benchmarks.proofs.numbers import mean
 from mimose.bench.corpus import (
@@ -71,7 +68,8 @@ _LABELS, _TOKENS, _VOCABULARY = 12, 384, 4096
 def ask(settings: Settings, options: Options) -> Answer:
     """Train both arms with the same seeds, and compare the time to the target."""
     several = options.ranks > 1
-    answer, arms = Answer(variant="ranks" if several else ""), _ARMS[several]
+    path = settings.out / f"learning{'_ranks' * several}.csv"
+    answer, arms = Answer(path=path), _ARMS[several]
     rates = {arm: _RATES if several else (1.0,) for arm in arms}
     rows: list[Row] = []
     for run, arm in itertools.product(range(options.runs), arms):
@@ -123,13 +121,6 @@ class _Ranks(mimose.BatchSampler):
         return step
 
 
-def _exchange(ranks: int, numbers: Any, error: Exception | None) -> Any:
-    """Return one's own numbers as those of all ranks; the fourth is the rank."""
-    if error is not None:
-        raise error
-    return np.array([[*numbers[:3], rank, *numbers[4:]] for rank in range(ranks)])
-
-
 def work(task: Task) -> Rows:
     """Train one run; yield what it can tell after every so many samples."""
     from transformers import BertConfig, BertModel
@@ -148,8 +139,7 @@ def work(task: Task) -> Rows:
     with contextlib.ExitStack() as undo:
         if task["arm"] != _FIXED:
             session = undo.enter_context(mimose.attach(model, _BUDGET))
-            exchange = functools.partial(_exchange, ranks)
-            undo.enter_context(mock.patch("mimose.batch_sampler.exchange", exchange))
+            undo.enter_context(together.alone(ranks))
             lengths = [len(text.token_ids) for text in train]
             own: dict[str, Any] = {"seed": seed, "max_rows": _MOST_ROWS // ranks}
             own |= {"balance": task["arm"] != _RANDOM, "rank": 0, "world_size": ranks}

@@ -63,11 +63,8 @@ def ask(settings: Settings, options: argparse.Namespace) -> Answer:
     for row in common.said_by("longrun", settings, part=part, steps=steps):
         rows.append({"part": part, **row, **settings.provenance()})
         common.progress(", ".join(f"{name} {value}" for name, value in row.items()))
-    answer = Answer(rows=list(rows), variant=part)
-    answer.table = [
-        {n: v for n, v in row.items() if n not in settings.provenance()}
-        for row in rows[:: max(1, _LOOKS // 10)]
-    ]
+    answer = Answer(rows=list(rows), path=settings.out / f"longrun_{part}.csv")
+    answer.table = [*map(common.short, rows[:: max(1, _LOOKS // 10)])]
     answer.bars = judge(rows, steps)
     return answer
 

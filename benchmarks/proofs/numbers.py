@@ -2,24 +2,26 @@
 
 from __future__ import annotations
 
-import math
+import statistics
 from collections.abc import Iterable
+
+import numpy as np
 
 MIB = 2**20
 
 
 def quantile(values: Iterable[float], share: float) -> float | None:
     """Return the smallest value that `share` of all do not exceed; None of nothing."""
-    ordered = sorted(values)
-    if not ordered:
+    listed = list(values)
+    if not listed:
         return None
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]
+    return float(np.quantile(listed, share, method="inverted_cdf"))
 
 
 def mean(values: Iterable[float]) -> float | None:
     """Return the mean, None of nothing."""
     listed = list(values)
-    return math.fsum(listed) / len(listed) if listed else None
+    return statistics.fmean(listed) if listed else None
 
 
 def worst(values: Iterable[float]) -> float | None:

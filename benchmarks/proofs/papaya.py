@@ -28,7 +28,6 @@ from numpy.typing import NDArray
 from sklearn.metrics import r2_score
 
 from benchmarks.proofs.common import Answer, Bar, Options, Row, Settings
-from benchmarks.proofs.numbers import percent
 from mimose.predictors import Series, fit_series
 from mimose.predictors.throughput import MEMORY_TOLERANCE, TOLERANCE
 
@@ -43,6 +42,10 @@ is free of fragmentation."""
 FITTED = 4
 """Points of a series that are fitted."""
 _R2_BAR, _ERROR_BAR = 0.98, 0.01
+_TOLD = (
+    *("model", "method", "times_plain", "measured_times_plain", "is_right", "error"),
+    *("quantity", "form", "points", "r2", "throughput_r2", "refused"),
+)
 
 # ------------------------------------------------------------------ published
 
@@ -117,14 +120,11 @@ def pairs() -> list[tuple[Published, Published]]:
 
 def ask(settings: Settings, _: Options) -> Answer:
     """Predict and compare; nothing is run."""
-    methods = [{**_method(*pair), **settings.provenance()} for pair in pairs()]
-    series = [{**_series(points), **settings.provenance()} for points in SERIES]
-    return Answer(
-        rows=methods + series,
-        table=[_line(row) for row in methods],
-        notes=[*map(_note, series)],
-        bars=list(_judge(methods, series)),
-    )
+    methods = [_method(*pair) for pair in pairs()]
+    series = [_series(points) for points in SERIES]
+    rows = [{**row, **settings.provenance()} for row in methods + series]
+    table = [{name: row.get(name) for name in _TOLD} for row in rows]
+    return Answer(rows=rows, table=table, bars=list(_judge(methods, series)))
 
 
 def _method(plain: Published, mine: Published) -> Mapping[str, Any]:
@@ -183,30 +183,6 @@ def spread(n_points: int) -> NDArray[np.int64]:
 
 
 # ------------------------------------------------------------------ reporting
-
-
-def _line(row: Row) -> dict[str, object]:
-    return {
-        "model": row["model"],
-        "method": row["method"],
-        "batch": f"{row['plain_batch']:.0f} to {row['batch']:.0f}",
-        "score / point": row["score_to_point"],
-        "times plain": row["times_plain"],
-        "measured": row["measured_times_plain"],
-        "right": row["is_right"],
-        "by score": row["is_right_by_score"],
-        "samples/s off": percent(row["error"], 1),
-    }
-
-
-def _note(row: Row) -> str:
-    said = f"R² {row['r2']:.4f}"
-    if "throughput_r2" in row:
-        said += f", of throughput {row['throughput_r2']:.4f}"
-    if row["refused"]:
-        said += f"; refused: {row['refused']}"
-    others = row["points"] - FITTED
-    return f"{_name(row)}: {row['form']} by {FITTED} points, at {others} others {said}"
 
 
 def _name(row: Row) -> str:

@@ -7,21 +7,30 @@ sample. Only growths of at least 100 MiB count, because readings of a process's 
 differ by about a megabyte. An accelerator's are exact: there growths of at least 16 MiB
 count, batches are a third, and bars are tighter.
 
+``--hard`` takes loops that break simple models of memory: batches with and without
+padding, frozen layers, adapters, a second loss on an inner tensor, accumulation, and a
+user's checkpointing inside a layer.
+
     python -m benchmarks.proofs prediction
+    python -m benchmarks.proofs prediction --hard --pairs 20 --models lora
     python -m benchmarks.proofs prediction --pairs 30 --models vit
     python -m benchmarks.proofs prediction --device sim --fine --pairs 60
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
@@ -29,6 +38,7 @@ from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import ModelSpec, Sizes, by_name, names_of
 from benchmarks.proofs.numbers import MIB, percent, quantile, worst
 from mimose.bench.device import is_cpu
+from mimose.bench.zoo import Batch
 from mimose.planners import Plan, PlanningProblem, Search, lay_out, safest_plan
 from mimose.planners.timeline import judge as laid_out
 from mimose.session import attach
@@ -39,6 +49,7 @@ OPTIONS = (
     common.count("--pairs", 300, "that count, a model"),
     common.flag("--fine", "plans of exact actions, mixed at random"),
     common.flag("--all", "plans of all actions, lossy ones and the host among them"),
+    common.flag("--hard", "loops that are hard to predict, in place of the models"),
 )
 
 _SPECS = by_name(
@@ -61,8 +72,8 @@ _TRIES = 6
 """Steps a pair, at the most."""
 _BARS, _DEVICE_BARS = (0.02, 0.01), (0.003, 0.001)
 """On |errors|, and on predictions that are too low."""
-_FINE_BARS = (0.01, 0.01)
-"""The same with more actions than keeping and recomputing."""
+_FINE_BARS, _HARD_BARS = (0.01, 0.01), (0.02, 0.02)
+"""The same with more actions than keeping and recomputing, and of hard loops."""
 
 
 class Alternating:
@@ -108,8 +119,11 @@ def ask(settings: Settings, options: Options) -> Answer:
     menu = "all" if options.all else "selective" if options.fine else "whole"
     usual = _BARS if is_cpu(settings.device) else _DEVICE_BARS
     bars = usual if menu == "whole" else _FINE_BARS
-    answer = Answer(variant={"whole": "", "selective": "fine"}.get(menu, menu))
-    for name in names_of(_SPECS, settings.models):
+    variant, cases = {"whole": "", "selective": "_fine", "all": "_all"}[menu], [*_SPECS]
+    if options.hard:
+        bars, variant, cases = _HARD_BARS, "_hard", [*_HARD]
+    answer = Answer(path=settings.out / f"prediction{variant}.csv")
+    for name in names_of(cases, settings.models):
         task = {"model": name, "pairs": options.pairs, "menu": menu}
         rows = common.measured("prediction", settings, **task)
         answer.add(name, rows, *judge(options.pairs, bars, rows))
@@ -136,22 +150,85 @@ def judge(pairs: int, bars: tuple[float, float], rows: Sequence[Row]) -> common.
     ]
 
 
+# ------------------------------------------------------------------ hard loops
+
+
+class _Masked(Loop):
+    """Takes the padding out of every second batch."""
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Return a batch's loss."""
+        if self._n_steps % 2:
+            full = torch.ones_like(batch["attention_mask"])
+            batch = {**batch, "attention_mask": full}
+        return super().loss(batch)
+
+
+def _frozen(model: nn.Module) -> Loop:
+    model.get_submodule("bert.embeddings").requires_grad_(False)
+    return Loop(model)
+
+
+def _adapted(model: nn.Module) -> Loop:
+    from peft import LoraConfig, get_peft_model
+
+    config = LoraConfig(r=8, target_modules=["query", "value"], task_type="SEQ_CLS")
+    return Loop(get_peft_model(model, config))
+
+
+def _checkpointed(model: nn.Module) -> Loop:
+    """Checkpoint the feed-forward part inside each layer, as a user might."""
+    for layer in model.get_submodule("bert.encoder.layer").children():
+        part: Any = layer.feed_forward_chunk
+        again = functools.partial(checkpoint, part, use_reentrant=False)
+        vars(layer)["feed_forward_chunk"] = again
+    return Loop(model)
+
+
+class _Auxiliary(Loop):
+    """Adds a loss on an inner layer's output."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__(model)
+        self._inner: list[torch.Tensor] = []
+        layer = model.get_submodule("bert.encoder.layer.2")
+        layer.register_forward_hook(lambda _m, _i, output: self._inner.append(output))
+
+    def loss(self, batch: Batch) -> torch.Tensor:
+        """Return the sum of both losses."""
+        loss, inner = super().loss(batch), self._inner.pop()
+        states = inner if isinstance(inner, torch.Tensor) else inner[0]
+        return loss + 0.01 * states.square().mean()
+
+
+_HARD: dict[str, tuple[str, Callable[[nn.Module], Loop]]] = {
+    "masks": ("bert", _Masked),
+    "frozen": ("bert", _frozen),
+    "lora": ("bert", _adapted),
+    "auxiliary": ("bert", _Auxiliary),
+    "accumulation": ("gpt2", functools.partial(Loop, window=4)),
+    "checkpointed": ("bert", _checkpointed),
+}
+"""Models, and loops of them that are hard to predict."""
+
+
 # ------------------------------------------------------------------ in the child
 
 
 def work(task: Task) -> Rows:
     """Train one model until enough pairs are there."""
-    spec, least = _SPECS[task["model"]], _LEAST_GROWTH_BYTES
+    name, make = _HARD.get(task["model"], (task["model"], Loop))
+    spec, least = _SPECS[name], _LEAST_GROWTH_BYTES
     if not is_cpu(task["device"]):
         least = _LEAST_DEVICE_GROWTH_BYTES
         low, high = (-(-size // _DEVICE_BATCH) for size in spec.sizes["batch"])
         spec = replace(spec, sizes={**spec.sizes, "batch": (low, high)})
-    loop = Loop(spec.build(task["seed"], task["device"]))
-    for row in predicted(loop, spec, task, least):
-        yield {"model": spec.model, "menu": task["menu"], **row}
+    loop = make(spec.build(task["seed"], task["device"]))
+    for row in _predicted(loop, spec, task, least):
+        yield {"model": task["model"], "menu": task["menu"], **row}
 
 
-def predicted(loop: Loop, spec: ModelSpec, task: Task, least: int) -> Rows:
+def _predicted(loop: Loop, spec: ModelSpec, task: Task, least: int) -> Rows:
     """Train a loop on unseen shapes, and yield its predicted steps.
 
     Args:

@@ -17,7 +17,6 @@ from typing import Any
 
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Bar, Options, Row, Settings
-from benchmarks.proofs.numbers import percent
 from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import STRATEGIES, work
 from mimose.bench.child import RunFailedError
@@ -39,10 +38,17 @@ OPTIONS = (
     common.count("--steps", 120, "a run"),
     common.RESUME,
 )
-_OURS, _FULL = ("whole", "fine"), ("hf", "full")
+_OURS = "whole", "fine"
 _WHOLE = 200
 """Of so many steps a whole run is judged, first ones included."""
 _PLACE = "workload", "gib", "expandable", "attention_plans"
+_RATIOS = {"user": "user_seconds", "whole": "user_whole", "host": "cpu_early"}
+_RATIOS |= {"device": "seconds"}
+_TOLD = (
+    *("error", "user_seconds", "seconds", "allocator_seconds", "ooms", "flushes"),
+    *("reserved_bytes", "over", "reruns", "first_plan", "planned_share", "kept_share"),
+    *("error_p99", "headroom_used", "fragmentation", "left_out"),
+)
 
 
 def ask(settings: Settings, options: Options) -> Answer:
@@ -107,34 +113,13 @@ def line(row: Row, rows: Iterable[Row]) -> dict[str, object]:
     name = "{workload}, {gib} GiB, {strategy}".format_map(row)
     name += ", segments that grow" * row["expandable"]
     name += ", no plans of attention" * (not row["attention_plans"])
-    if row["error"]:
-        return {"run": name, "ms": row["error"]}
-    full = [r for r in rows if r["strategy"] in _FULL and _is_at(r, where)]
-    base, seconds, told = next(iter(full), row), row["seconds"], row.get
-    names = {"user": "user_seconds", "whole": "user_whole", "host": "cpu_early"}
+    full = [r for r in rows if r["strategy"] == "hf" and _is_at(r, where)]
+    base = next(iter(full), row)
     ratios = {
-        f"{of} ratio": row[name] / base[name] if row[name] and base[name] else None
-        for of, name in (*names.items(), ("device", "seconds"))
+        f"{of} ratio": row.get(name) and base.get(name) and row[name] / base[name]
+        for of, name in _RATIOS.items()
     }
-    return {
-        "run": name,
-        "user's ms": row["user_seconds"] and 1e3 * row["user_seconds"],
-        "device's ms": seconds and 1e3 * seconds,
-        **ratios,
-        "allocator": percent(seconds and row["allocator_seconds"] / seconds, 1),
-        "out of memory": row["ooms"],
-        "flushes": row["flushes"],
-        "GiB": row["reserved_bytes"] / 2**30,
-        "over": told("over"),
-        "run again": told("reruns"),
-        "first plan": told("first_plan"),
-        "planned": percent(told("planned_share"), 0),
-        "keep all": percent(told("kept_share"), 0),
-        "error p99": percent(told("error_p99")),
-        "used": percent(told("headroom_used")),
-        "fragmentation": told("fragmentation"),
-        "left out": row["left_out"],
-    }
+    return {"run": name, **ratios, **{told: row.get(told) for told in _TOLD}}
 
 
 def _is_at(row: Row, where: Row) -> bool:

@@ -18,7 +18,6 @@ import mimose
 from benchmarks.scale.models import OF_OTHER_DIMENSIONS, WORKLOADS, Sizes, Workload
 from benchmarks.scale.run import BUDGET, GIB, build
 from mimose.bench.device import SIM, kind_of
-from mimose.bench.rehearse.host import of_session
 from mimose.planners import everywhere
 from mimose.sim.hollow import Clock, forget_attention_plans
 
@@ -110,7 +109,6 @@ class Trials:
     @contextlib.contextmanager
     def strategy(self, name: str) -> Iterator[None]:
         """Train within the block plainly, by transformers' own, or in a session."""
-        model = self.run.model
         options: dict[str, Any] = {"actions": name}
         if name == "chunks":  # everything, where the budget asks for it the loss too
             options = {"actions": "whole", "planner": everywhere("recompute")}
@@ -119,11 +117,7 @@ class Trials:
                 with self.run.checkpointed(name == "hf"):
                     yield
             else:
-                options["refine"] = False
-                with (
-                    mimose.attach(model, self.budget, **options) as self.session,
-                    self.run.charged(of_session(self.session)),
-                ):
+                with self.run.attached(self.budget, **options) as self.session:
                     yield
         finally:
             self.session = None
@@ -226,17 +220,6 @@ class Trials:
         groups = list(of_tokens(samples, size * self.longest))
         rng.shuffle(groups)
         return groups
-
-    def oracle(self, first: int) -> Iterator[dict[str, Any]]:
-        """Yield trials of larger and larger budgets of tokens under a session."""
-        rates = [0.0]
-        for size in _GRID[_GRID.index(round(first / self.longest) or 1) :: 2]:
-            own, most = self.groups("d", size), size * self.longest
-            told = self.try_out(self.actions, most, own, _UNTIL_LEARNED)
-            yield told
-            rates.append(told["user_tokens_per_second"] or 0.0)
-            if rates[-1] < 0.99 * max(rates):
-                return
 
     def ours(self, part: str = "c") -> dict[str, Any]:
         """Return the row of the sampler's own batches (c), or of the stream's (s)."""
@@ -360,14 +343,11 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Run the trials of a place; yield a row's columns for each.
 
     Args:
-        task: As for `Trials`, ``part``, and ``first``, the budget of tokens that the
-            oracle begins with.
+        task: As for `Trials`, and ``part``.
     """
     warnings.filterwarnings("ignore")
     trials = Trials(task)
     if task["part"] in "cs":
         yield trials.ours(task["part"])
-    elif task["part"] == "d":
-        yield from trials.oracle(task["first"])
     else:
         yield from trials.search(task["part"])

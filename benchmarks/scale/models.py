@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from mimose.bench.zoo import builder
+from mimose.bench.zoo import Output, builder
 
 Sizes = tuple[int, ...]
 """Lengths of a batch; of two where sources and targets are drawn apart."""
@@ -212,13 +212,6 @@ class _Mix(nn.Module):
         return x + found
 
 
-@dataclass
-class _Output:
-    """As transformers' models return it."""
-
-    loss: torch.Tensor
-
-
 class _Mixed(nn.Module):
     """Layers over items that stand one after the other, or with time first."""
 
@@ -233,13 +226,13 @@ class _Mixed(nn.Module):
         x: torch.Tensor,
         edge_index: torch.Tensor | None = None,
         starts: torch.Tensor | None = None,
-    ) -> _Output:
+    ) -> Output:
         """Return the loss."""
         del starts
         states = self.table(x)
         for layer in self.layers:
             states = layer(states, edge_index)
-        return _Output(self.head(states).square().mean())
+        return Output(self.head(states).square().mean())
 
 
 def _in_a_row(n: int, sizes: Sizes) -> Batch:

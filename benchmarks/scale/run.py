@@ -29,7 +29,6 @@ GIB = 2**30
 STRATEGIES: Mapping[str, str] = {
     "plain": "keep everything",
     "hf": "transformers' own checkpointing",
-    "full": "recompute every layer",
     "static": "one plan for the longest batch, with everything known",
     "whole": "mimose, whole layers",
     "fine": "mimose, all exact actions",
@@ -41,9 +40,7 @@ _MARGIN = 0.99
 """The share of the headroom that a plan with everything known may fill."""
 _FIRST = 10
 """The steps before are left out of means."""
-_MEANS = "seconds", "allocator_seconds", "user_seconds", "host_seconds"
-_SETTLED = 140
-"""The steps behind are settled."""
+_MEANS = "seconds", "allocator_seconds", "user_seconds"
 _OOM = "out of memory"
 _MOST_OOMS = 10
 """Then plain training ends."""
@@ -154,6 +151,16 @@ class Run:
             model.gradient_checkpointing_disable()
 
     @contextlib.contextmanager
+    def attached(self, budget: int | None, **options: Any) -> Iterator[mimose.Session]:
+        """Train within the block in a session that learns in the steps."""
+        options["refine"] = False
+        with (
+            mimose.attach(self.model, budget, **options) as session,
+            self.charged(of_session(session)),
+        ):
+            yield session
+
+    @contextlib.contextmanager
     def charged(self, charge: Callable[[], None]) -> Iterator[None]:
         """Charge steps within the block, where the card has a virtual clock."""
         if isinstance(self.card, _Hollow):
@@ -193,8 +200,6 @@ class Run:
                 "seconds": clock.seconds,
                 "allocator_seconds": clock.allocator,
                 "user_seconds": clock.user,
-                "host_seconds": clock.host,
-                "attention_plans": clock.n_attention_plans,
                 "cpu_seconds": cpu_seconds,
                 "flushes": self._flushes() - flushes,
                 "reserved_bytes": self.card.stats()["reserved_bytes.all.peak"],
@@ -257,18 +262,16 @@ def _applied(
         return
     budget = int(BUDGET * task["gib"] * GIB)
     known: Mapping[str, Any] | None = None
-    planner: Any = "full" if strategy == "full" else "auto"
+    planner: Any = "auto"
     if strategy in ("static", "oracle"):
         known, longest = _learned(run, all_sizes, task["gib"], budget)
         planner = Oracle(budget) if strategy == "oracle" else longest
     actions = "selective" if strategy == "fine" else "whole"
-    options = {"actions": actions, "planner": planner, "refine": False}
-    with mimose.attach(run.model, budget, **options) as session:
+    with run.attached(budget, actions=actions, planner=planner) as session:
         if known is not None:
             session.load_state_dict(known)
         torch.accelerator.reset_peak_memory_stats()
-        with run.charged(of_session(session)):
-            yield session
+        yield session
 
 
 def _learned(
@@ -305,13 +308,9 @@ def _told(run: Run) -> dict[str, Any]:
         "ooms": run.n_ooms,
         "left_out": " ".join("x".join(map(str, sizes)) for sizes in left_out),
         **{name: mean(step[name] for step in steps) for name in _MEANS},
-        "user_first": sum(step["user_seconds"] for step in run.steps[:_FIRST]),
         "user_whole": sum(step["user_seconds"] for step in run.steps),
-        "n_attention_plans": sum(step["attention_plans"] for step in run.steps),
         "cpu_seconds": quantile((step["cpu_seconds"] for step in steps), 0.5),
-        "cpu_first": sum(step["cpu_seconds"] for step in run.steps[:_FIRST]),
         "cpu_early": mean(step["cpu_seconds"] for step in run.steps[_FIRST:60]),
-        "cpu_settled": mean(step["cpu_seconds"] for step in run.steps[_SETTLED:]),
         "flushes": sum(step["flushes"] for step in run.steps),
         "reserved_bytes": max(step["reserved_bytes"] for step in run.steps),
     }

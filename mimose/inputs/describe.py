@@ -529,8 +529,7 @@ class Describer:
     def own_parameters(self, *, is_outdated: bool) -> Sequence[torch.Tensor]:
         """Return the parameters that an optimizer updates now, without a search.
 
-        A search takes 8% of a step of many small layers
-        (`python -m benchmarks.proofs stepcost`).
+        A search takes 8% of a step of many small layers.
 
         Args:
             is_outdated: What `is_outdated` returns now.
