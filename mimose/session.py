@@ -135,9 +135,8 @@ def attach(
             ``predict`` as in scikit-learn. Each quantity gets a copy. None for
             `mimose.predictors.LeastSquares`.
         cache_size: The most plans in the cache.
-        refine: Whether a worker thread fits predictions, makes plans for the next
-            shapes and replaces plans by proven optimal ones. If False, the steps do all
-            of it but the replacing, and equal runs make equal plans.
+        refine: Whether a worker thread fits predictions and makes plans for the next
+            shapes. If False, the steps do it, and equal runs make equal plans.
         on_infeasible: What to do if no plan keeps the budget: ``"raise"`` an error, or
             ``"warn"`` once and train on with the plan of the least peak.
         meter: What reads memory: None to choose by the device, a name, or an object
