@@ -95,10 +95,10 @@ def _whole_menu(rng, kind, n_calls, **options):
     tables = {}
     for name, more in beyond_keep.items():
         table = getattr(made, name)
-        tables[name] = np.insert(table, [5, 5], table[:, :1] + more, axis=1)
+        tables[name] = np.insert(table, [4, 4], table[:, :1] + more, axis=1)
     return replace(
         made,
-        actions=(*made.actions[:5], "pool", "offload", "recompute"),
+        actions=(*made.actions[:4], "pool", "offload", "recompute"),
         lossy=frozenset({"pool"}),
         **tables,
     )
@@ -126,7 +126,7 @@ def make():
         problem=_problem,  # of C calls: fields not given are zero, the budget infinite
         random=_random,  # arbitrary whole numbers
         measured=draw_problem,  # the proportions of measured layers
-        whole_menu=_whole_menu,  # eight actions: finer ones, a lossy one, the host
+        whole_menu=_whole_menu,  # seven actions: finer ones, a lossy one, the host
         between=_budget_between,  # the budget is a share of the way to keeping all
         choices=_every_choice,  # all that are allowed
         cheapest=_cheapest,  # the least cost of all choices within the budgets

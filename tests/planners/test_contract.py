@@ -34,12 +34,12 @@ def planner(planner_name):
     return MAKERS[planner_name]()
 
 
-@pytest.fixture(params=["random", "six actions", "whole menu"])
+@pytest.fixture(params=["random", "five actions", "whole menu"])
 def problem(request, rng, make):
     """Each kind of problem in turn, half-way between least peak and keeping all."""
     made = {
         "random": lambda: make.random(rng, 8, 4, host=True),
-        "six actions": lambda: make.measured(
+        "five actions": lambda: make.measured(
             rng, "mixture", 12, jitter=0.02, masked=True
         ),
         "whole menu": lambda: make.whole_menu(rng, "layers", 12),

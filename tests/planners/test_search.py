@@ -14,7 +14,7 @@ def gap(problem, plan):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_gap_with_six_actions(rng, make, kind):
+def test_gap_with_five_actions(rng, make, kind):
     """With the proportions of measured layers: 0.5% in the mean, at most 3%."""
     gaps = []
     for masked, share in ((False, 0.02), (True, 0.1), (False, 0.4), (True, 0.9)):
