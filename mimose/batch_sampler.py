@@ -211,8 +211,6 @@ class BatchSampler(Sampler[list[int]], Draws):
         another rank."""
         self._reset()
 
-    # ------------------------------------------------------------------ an epoch
-
     def _reset(self) -> None:
         """Go to the start of the epoch."""
         self.n_drawn = self._n_chosen = 0
@@ -462,8 +460,6 @@ class BatchSampler(Sampler[list[int]], Draws):
             **self._rows.limits,
         }
 
-    # ------------------------------------------------------------------ batches
-
     def _sorted(self) -> Ints:
         """Return the samples sorted by length, similar ones shuffled, longest first."""
         rng = np.random.default_rng((self._seed, self.epoch))
@@ -598,8 +594,6 @@ class BatchSampler(Sampler[list[int]], Draws):
         self._shares.append((rows[own] / rows.sum(), elements[own] / elements.sum()))
         self._n_chosen += 1
         return step
-
-    # ------------------------------------------------------------------ tables
 
     def _begin_round(self) -> None:
         """Make a table, and use it: Note: [Rounds of several ranks]."""

@@ -185,8 +185,6 @@ class BatchStream(Draws):
         """The buffer before the first batch, until the second."""
         self._loaded: Mapping[str, Any] | None = None
 
-    # ------------------------------------------------------------------ the stream
-
     def __iter__(self) -> Iterator[Any]:
         """Yield batches until the stream ends; all ranks yield equally many.
 
@@ -371,8 +369,6 @@ class BatchStream(Draws):
             raise ValueError(msg)
         return tuple(check_integer(what, by_name[n]) for n in self._names or [""])
 
-    # ------------------------------------------------------------------ rounds
-
     def _begin_round(self) -> int:
         """Return how many batches the round has; 0 at the end."""
         error, cuts = None, list[Ints]()
@@ -496,8 +492,6 @@ class BatchStream(Draws):
             )
         return most, n, n
 
-    # ------------------------------------------------------------------ batches
-
     def _draw(self) -> list[Any]:
         """Return the samples of the next batch."""
         self.is_repeated = not len(self._numbers)
@@ -576,8 +570,6 @@ class BatchStream(Draws):
         places = np.concatenate([np.arange(at, -1, -1), np.arange(at + 1, n)])
         places = places[nearest.argsort(kind="stable")]
         return places[: min(most, self._rows.filled(self._lengths[places]))]
-
-    # ------------------------------------------------------------------ state
 
     def _keep_state(self) -> None:
         """Keep a state of the source, if it has one."""

@@ -175,9 +175,6 @@ def _dtype_of_loss(logits: torch.Tensor) -> torch.dtype:
     return F.cross_entropy(logits.detach().new_zeros(1, 1), label).dtype
 
 
-# ------------------------------------------------------------------ chunks of rows
-
-
 class _Options(NamedTuple):
     """The options of a loss."""
 
@@ -302,9 +299,6 @@ def _raise_if_edited(
     queue_callback(check)
 
 
-# -------------------------------------------------- who holds the logits
-
-
 def _holders(tensor: torch.Tensor) -> tuple[int, ...]:
     """Count the holders of a tensor, of its base if it has one, and their storage."""
     base, storage = base_of(tensor), tensor.untyped_storage()
@@ -353,8 +347,6 @@ class _CountHolders(torch.autograd.Function):
         ctx.seen.append(_holders(tensor))
         return torch.zeros_like(tensor), None
 
-
-# -------------------------------------------------- losses of transformers' models
 
 _Tensor: Any = torch.Tensor
 _VIEWS = _Tensor.contiguous, _Tensor.flatten, _Tensor.reshape, _Tensor.view

@@ -104,9 +104,6 @@ class Rows(NamedTuple):
         return [end - begin for begin, end in self.window(rows)]
 
 
-# ------------------------------------------------------------------- reading a batch
-
-
 def read_rows(batch: Any, lengths: Lengths, model: nn.Module) -> Rows:
     """Find the rows of a batch, and the columns of each row that count.
 
@@ -314,9 +311,6 @@ def _counting(
     return counts
 
 
-# ------------------------------------------------------------------- taking rows
-
-
 def _rebuilt(value: Any, path: str, n: int, take: Callable[[str, Any], Any]) -> Any:
     """Return a batch in which everything that has its rows is replaced.
 
@@ -373,9 +367,6 @@ def take_rows(batch: Batch, rows: Rows, chosen: _Ints) -> Batch:
 
     made: Batch = _rebuilt(batch, "", rows.n, take)
     return made
-
-
-# ------------------------------------------------------------------- weights
 
 
 def _label_counts(labels: torch.Tensor, ignored: int) -> _Floats:
@@ -461,9 +452,6 @@ def _counted(loss: Callable[[Any], Any], batch: Any, rows: Rows) -> _Floats:
         f"hold them"
     )
     raise ValueError(msg)
-
-
-# ------------------------------------------------------------------- the split
 
 
 def _raise_if_batch_norm(model: nn.Module) -> None:
@@ -644,8 +632,6 @@ class Splitter:
             ends = [each - end for each in rest]
             yield chosen, not len(order)
 
-    # ------------------------------------------------------------------ what is known
-
     def _shape(self, rows: Rows, n: int, widths: Sequence[int]) -> dict[str, int]:
         """Return a micro-batch's sizes by their names in the model; {} if not known."""
         last = self._engine.typical or self._engine.last
@@ -692,8 +678,6 @@ class Splitter:
         if self._engine.records:
             growth = self._engine.records[-1].observed_growth_bytes or 0
             self._ran.append((len(chosen), sum(rows.widths(chosen)), float(growth)))
-
-    # ------------------------------------------------------------------ choosing
 
     def _split(self, rows: Rows, order: _Ints) -> list[int]:
         """Return the ends of the micro-batches: Note: [The split].

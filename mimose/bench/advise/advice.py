@@ -40,9 +40,6 @@ _ABOVE = 1.0 + 1e-6
 _ROUNDING = 1e-9
 
 
-# ------------------------------------------------------------------ lines
-
-
 def memory_of(measured: Measured, budget_bytes: float) -> Series | None:
     """Fit a method's bytes by batch; None with too few steps.
 
@@ -174,9 +171,6 @@ def model_of(
     seconds = fit_series(sizes, took, intercept=fixed if fixed and fixed > 0 else None)
     is_fitted = not (seconds.refused or method.plans)
     return Model(memory, seconds, sizes, took, method.parts, is_fitted)
-
-
-# ------------------------------------------------------------------ the answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -458,9 +452,6 @@ def _verdict(
         why = f"within {_NOTHING:.0%} of plain training's"
         return {"interval": interval, "no_verdict": why}
     return {"interval": interval, "verdict": "raises" if ratio > 1.0 else "lowers"}
-
-
-# ------------------------------------------------------------------ noise and choice
 
 
 def n_readings(steps: Sequence[Step]) -> int:
