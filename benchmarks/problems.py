@@ -1,9 +1,11 @@
 """Made-up planning problems with the proportions of measured layers.
 
-The bytes that an action frees, and its share of a layer's time, were measured for six
-architectures on a CPU, at width 256. Everything else is random: the number of layers
-and their families, their size and speed, the needs of gaps and heads, which layers do
-not allow some actions, and the budget. Costs are in seconds.
+The bytes that an action frees, and its cost, are what a session with ``actions=
+"selective"`` had learned of a layer in the middle: of BERT-large, Llama-1B, T5-large
+and ViT-huge of `benchmarks.scale` on the hollow card, of GPT-2 and a ResNet of
+`benchmarks.proofs.reference`. Everything else is random: the number of layers and their
+families, their size and speed, the needs of gaps and heads, which layers do not allow
+some actions, and the budget. Costs are in seconds.
 """
 
 from __future__ import annotations
@@ -16,36 +18,32 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mimose.planners import PlanningProblem, peak_bytes, safest_plan
+from mimose.planners.actions import FINE_MENU
 
-ACTIONS = (
-    "keep",
-    "selective",
-    "selective10",
-    "selective40",
-    "selective75",
-    "recompute",
-)
+ACTIONS = FINE_MENU.names
 KINDS = ("layers", "pair", "stages", "mixture")
-_MENUS = {2: [0, 5], 3: [0, 1, 5], 6: [0, 1, 2, 3, 4, 5]}
+_MENUS = {2: [0, 4], 3: [0, 1, 4], 5: [0, 1, 2, 3, 4]}
 """Which of the actions a problem of so many has."""
 _FREED: Mapping[str, tuple[float, ...]] = {
-    "bert": (0.0, 0.510, 0.647, 0.751, 0.957, 1.0),
-    "gpt2": (0.0, 0.678, 0.775, 0.873, 0.970, 1.0),
-    "llama": (0.0, 0.499, 0.643, 0.774, 0.945, 1.0),
-    "t5": (0.0, 0.619, 0.733, 0.847, 0.933, 1.0),
-    "vit": (0.0, 0.399, 0.532, 0.864, 0.997, 1.0),
-    "resnet": (0.0, 0.250, 0.749, 0.874, 0.999, 1.0),
+    "bert": (0.0, 0.293, 0.710, 0.804, 1.0),
+    "gpt2": (0.0, 0.402, 0.589, 0.702, 1.0),
+    "llama": (0.0, 0.470, 0.793, 0.842, 1.0),
+    "t5": (0.0, 0.348, 0.655, 0.940, 1.0),
+    "vit": (0.0, 0.327, 0.567, 0.950, 1.0),
+    "resnet": (0.0, 0.250, 0.750, 1.000, 1.0),
 }
-"""By action: bytes freed beyond the layer's output, in parts of what keeping holds."""
-_SLOWER: Mapping[str, tuple[float, ...]] = {
-    "bert": (0.0, 0.073, 0.17, 0.19, 0.29, 0.47),
-    "gpt2": (0.0, 0.113, 0.18, 0.17, 0.31, 0.50),
-    "llama": (0.0, 0.035, 0.08, 0.14, 0.22, 0.26),
-    "t5": (0.0, 0.034, 0.06, 0.14, 0.24, 0.47),
-    "vit": (0.0, 0.042, 0.08, 0.18, 0.27, 0.32),
-    "resnet": (0.0, 0.069, 0.14, 0.18, 0.30, 0.38),
+"""By action: bytes freed, in parts of what recomputing frees."""
+_COST: Mapping[str, tuple[float, ...]] = {
+    "bert": (0.0, 0.121, 0.596, 0.864, 1.0),
+    "gpt2": (0.0, 0.193, 0.414, 0.726, 1.0),
+    "llama": (0.0, 0.178, 0.674, 0.808, 1.0),
+    "t5": (0.0, 0.160, 0.473, 0.830, 1.0),
+    "vit": (0.0, 0.146, 0.377, 0.937, 1.0),
+    "resnet": (0.0, 0.112, 0.396, 0.582, 1.0),
 }
-"""By action: time added to the layer's step, in parts of it."""
+"""By action: cost, in parts of that of recomputing."""
+_REBUILT = (0.0, 0.6, 0.7, 0.75, 1.0)
+"""By action: the rise of a backward's peak, in parts of what is freed."""
 _FAMILIES = tuple(_FREED)
 
 
@@ -57,7 +55,7 @@ class _Block(NamedTuple):
     layer_bytes: float
     """What a layer holds that keeps everything."""
     seconds: float
-    """The seconds of a layer's forward and backward."""
+    """The seconds of recomputing a layer."""
     weight_bytes: float
     """The bytes of its gradients, which its backward retains."""
 
@@ -67,7 +65,7 @@ def draw_problem(
     kind: str,
     n_calls: int,
     *,
-    n_actions: int = 6,
+    n_actions: int = 5,
     jitter: float = 0.0,
     masked: bool = False,
 ) -> PlanningProblem:
@@ -78,7 +76,7 @@ def draw_problem(
         kind: One of `KINDS`: like layers, an encoder with its decoder, the stages of a
             convolutional net, or any two families in turn.
         n_calls: Calls of the step.
-        n_actions: 2, 3 or 6.
+        n_actions: 2, 3 or 5.
         jitter: By how much the costs and bytes of like layers differ; with 0 they are
             equal, so that many plans cost the same.
         masked: Whether families do without some actions, and single calls must keep
@@ -89,9 +87,9 @@ def draw_problem(
     table = np.concatenate(drawn, axis=1)
     if jitter:
         table[:3] *= 1 + jitter * rng.uniform(-1, 1, (n_calls, 1))
-        table[4] *= 1 + jitter * rng.uniform(-1, 1, (n_calls, 6))
+        table[4] *= 1 + jitter * rng.uniform(-1, 1, (n_calls, len(ACTIONS)))
     table[:4] = np.rint(table[:4])
-    allowed = np.ones((n_calls, 6), dtype=np.bool_)
+    allowed = np.ones((n_calls, len(ACTIONS)), dtype=np.bool_)
     if masked:
         allowed = _masks(rng, blocks)
     menu = _MENUS[n_actions]
@@ -158,27 +156,26 @@ def _blocks(rng: np.random.Generator, kind: str, n_calls: int) -> list[_Block]:
 
 
 def _table(block: _Block) -> NDArray[np.float64]:
-    """Return (5, C, 6): held, forward and backward transient peak, retained, cost."""
+    """Return (5, C, 5): held, forward and backward transient peak, retained, cost."""
     # A family's numbers are its own, whichever of its blocks is asked for.
     own = np.random.default_rng([_FAMILIES.index(block.family), 7])
     layer = block.layer_bytes
     out = layer * own.uniform(0.05, 0.15)
     held = layer - (layer - out) * np.array(_FREED[block.family])
-    forward = layer * np.full(6, own.uniform(1.02, 1.2))
+    forward = layer * np.full(len(ACTIONS), own.uniform(1.02, 1.2))
     forward[-1] *= own.uniform(0.5, 1.0)  # it saves nothing on its way
-    # Rebuilt tensor by tensor: all of it is there at once only at the end.
-    rebuilt = np.array([0.0, 0.4, 0.5, 0.7, 0.95, 1.0]) * (held[0] - held)
+    rebuilt = np.array(_REBUILT) * (held[0] - held)
     backward = layer * own.uniform(0.2, 0.5) + rebuilt
-    cost = block.seconds * np.array(_SLOWER[block.family])
-    cost[1:] *= 1 + own.uniform(-0.1, 0.1, 6)[1:]
-    row = np.stack([held, forward, backward, np.full(6, block.weight_bytes), cost])
+    cost = block.seconds * np.array(_COST[block.family])
+    retained = np.full(len(ACTIONS), block.weight_bytes)
+    row = np.stack([held, forward, backward, retained, cost])
     return np.repeat(row[:, None], block.n_calls, axis=1)
 
 
 def _masks(rng: np.random.Generator, blocks: Sequence[_Block]) -> NDArray[np.bool_]:
-    """Draw what each call may run under, (C, 6)."""
+    """Draw what each call may run under, (C, 5)."""
     # The actions in between are the family's own Pareto set.
-    rows = [[True, *(rng.random(4) < 0.7), True] for _ in blocks]
+    rows = [[True, *(rng.random(3) < 0.7), True] for _ in blocks]
     table = np.repeat(np.array(rows), [block.n_calls for block in blocks], axis=0)
     fate = rng.random(len(table))
     table[fate < 0.05, 1:] = False  # impure: it is kept

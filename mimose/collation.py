@@ -120,8 +120,6 @@ class Collation:
         self._n_open = 0
         self.begin()
 
-    # ------------------------------------------------------------------ pairs
-
     def begin(self) -> None:
         """Begin to draw anew: batches that still wait are not trained any more."""
         n_over = len(self._waiting) - self._n_open
@@ -216,8 +214,6 @@ class Collation:
         n_elements = sum(batch[1 : 1 + len(batch) // 2])
         self.most = max(samples, batch[0]), max(elements, n_elements)
 
-    # ------------------------------------------------------------------ sizes
-
     def shape(self, batch: Drawn) -> Mapping[str, int] | None:
         """Return the sizes of a batch by name, or upper bounds of them.
 
@@ -284,8 +280,6 @@ class Collation:
             f"with a fixed number of samples"
         )
         raise MimoseError(msg)
-
-    # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
         """Return the pairs as JSON values."""

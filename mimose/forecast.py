@@ -189,8 +189,6 @@ class Forecasts:
         found = self._largest[key] = _last(fits, limit)
         return found
 
-    # ------------------------------------------------------------------ one shape
-
     def _budget(self, budget: float | str | None) -> int:
         if budget is None:
             return self._engine.memory_limit.budget_bytes

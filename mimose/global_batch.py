@@ -212,9 +212,6 @@ def balance(
     return Balance(indices, weights, known, columns, session)
 
 
-# ------------------------------------------------------------------ what is known
-
-
 def _columns(lengths: Sequence[int] | Mapping[str, Sequence[int]]) -> _Ints:
     """Return (n_samples, n_names) lengths."""
     by_name = lengths if isinstance(lengths, Mapping) else {"lengths": lengths}
@@ -352,9 +349,6 @@ def _knot(
         seconds = told.settled_seconds
         found.append(math.nan if seconds is None else seconds + first_seconds)
     return found
-
-
-# ------------------------------------------------------------------ choosing
 
 
 class _Runs:

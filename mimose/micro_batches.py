@@ -6,9 +6,8 @@ given lengths, or a label that is not ignored says so. A micro-batch has the col
 which at least one of its rows counts. Tensors with the same padding are cut alike. The
 targets of an encoder-decoder model have another length: they are a separate sequence.
 
-Padding on the left is cut only if that moves no position: if the batch has positions,
-or if the model's are relative (rotary). A learned embedding of positions would read
-other rows of its table.
+Padding on the left is cut only if the batch has positions, because a model that counts
+columns would see every row at other positions.
 
 Note: [The split]
 Rows are sorted by length, and a micro-batch is a run of consecutive rows. The session
@@ -22,22 +21,11 @@ If the session cannot forecast yet, the split tries: first the shortest row, the
 small multiple of what has run, as long as that multiple of its memory is within the
 budget. The split is lazy, so the rest of the batch uses what the first steps have
 shown.
-
-Note: [Which labels decide]
-A loss by tokens is a mean over the labels that are not ignored. A model that predicts
-each label from the columns before it leaves out the first column. Where that changes
-the rows' shares, a backward shows it: the gradient at the logits (n, columns, classes)
-in the model's output is zero in all columns that do not count. Until one has shown it,
-the first column is taken to count. If it does not, the gradient of this micro-batch is
-scaled at the logits, through which all of it flows, to the right share. (Hidden states
-would not do: the gradient of a head behind them does not flow through them.) So the
-model runs no forward more, and no rank waits.
 """
 
 from __future__ import annotations
 
 import copy
-import logging
 import math
 import weakref
 from collections import deque
@@ -47,7 +35,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from cachetools import LRUCache
 from numpy.typing import NDArray
 from torch import nn
@@ -56,31 +43,17 @@ from mimose.budget import format_bytes
 from mimose.distributed import ddp_around, most_of_ranks, n_ranks, waiting_group
 from mimose.exceptions import InfeasibleBudgetError, MimoseError
 from mimose.inputs.sharding import parallel_shares
-from mimose.tensors import tensors_in
 
 if TYPE_CHECKING:
     from mimose.forecast import Forecast, Forecasts
     from mimose.runtime.engine import Engine
 
 Batch = TypeVar("Batch")
-Loss: TypeAlias = "str | Callable[[Any], Any]"
+Loss: TypeAlias = "str | Callable[[Any], Any] | None"
 Lengths: TypeAlias = "Sequence[int] | Mapping[str, Sequence[int]] | None"
 _Ints: TypeAlias = NDArray[np.int64]
 _Floats: TypeAlias = NDArray[np.float64]
 
-_log = logging.getLogger(__name__)
-
-_BY_ROWS = (
-    "mimose: micro_batches() weights the loss as a mean over rows. Its gradient is one "
-    "of labels, and the rows have different numbers of them. If your loss is the mean "
-    "over all labels, as in language models, give loss='tokens'"
-)
-_ASK = (
-    "loss='tokens': the shares of this batch's rows depend on whether the model counts "
-    "the first column of labels. (Models that predict each label from the columns "
-    "before it do not.) {}. Give shift=True if it does not count it, shift=False if it "
-    "does, or a function that counts what your loss is a mean over"
-)
 _NOTHING = (
     "nothing counts in the {} rows of this batch: all labels are ignored, or the "
     "function counts 0. Other ranks wait for this one's gradients, so give each rank a "
@@ -131,9 +104,6 @@ class Rows(NamedTuple):
         return [end - begin for begin, end in self.window(rows)]
 
 
-# ------------------------------------------------------------------- reading a batch
-
-
 def read_rows(batch: Any, lengths: Lengths, model: nn.Module) -> Rows:
     """Find the rows of a batch, and the columns of each row that count.
 
@@ -176,13 +146,12 @@ def read_rows(batch: Any, lengths: Lengths, model: nn.Module) -> Rows:
     begins: list[_Ints] = []
     ends: list[_Ints] = []
     columns: list[int] = []
-    is_rotary = any("rotary" in type(m).__name__.lower() for m in model.modules())
     for paths, counts, is_target in _sequences(tensors, n, by_name, model):
         begin = counts.argmax(axis=1)
         end = counts.shape[1] - counts[:, ::-1].argmax(axis=1)
         end[~counts.any(axis=1)] = 1
         has_positions = any(_name(path) == "position_ids" for path in paths)
-        is_whole = is_target or not (has_positions or is_rotary)
+        is_whole = is_target or not has_positions
         for path in paths:
             for axis in _column_axes(path, tensors[path]):
                 if tensors[path].shape[axis] == counts.shape[1]:
@@ -342,9 +311,6 @@ def _counting(
     return counts
 
 
-# ------------------------------------------------------------------- taking rows
-
-
 def _rebuilt(value: Any, path: str, n: int, take: Callable[[str, Any], Any]) -> Any:
     """Return a batch in which everything that has its rows is replaced.
 
@@ -403,9 +369,6 @@ def take_rows(batch: Batch, rows: Rows, chosen: _Ints) -> Batch:
     return made
 
 
-# ------------------------------------------------------------------- weights
-
-
 def _label_counts(labels: torch.Tensor, ignored: int) -> _Floats:
     """Return (2, n) how many labels of each row count: all, and without the first."""
     counted = labels != ignored
@@ -414,13 +377,32 @@ def _label_counts(labels: torch.Tensor, ignored: int) -> _Floats:
     return sums.cpu().numpy().astype(np.float64)
 
 
+def _raise_if_unequal(labels: torch.Tensor | None) -> None:
+    """Make sure that a mean over rows is not one over labels.
+
+    Raises:
+        ValueError: The rows have different numbers of labels.
+    """
+    if labels is None or labels.dim() != 2:
+        return
+    if np.ptp(_label_counts(labels, _IGNORED), axis=1).any():
+        msg = (
+            "loss: the rows of this batch have different numbers of labels, so their "
+            "shares depend on what your loss is a mean over. Give loss='tokens' for "
+            "all labels, as in language models (causal ones with shift=True), "
+            "loss='rows' for rows, or a function that counts what it is over"
+        )
+        raise ValueError(msg)
+
+
 def _token_counts(
     labels: torch.Tensor | None, is_shifted: bool | None, ignore_index: int | None
 ) -> _Floats:
-    """Return (1, n) how many labels of each row count; (2, n) if it must be seen which.
+    """Return (n,) how many labels of each row count.
 
     Raises:
-        ValueError: There are no labels, or it is not known which of them are ignored.
+        ValueError: There are no labels, or it is not known which of them are ignored,
+            or whether the first ones are.
     """
     if labels is None:
         msg = (
@@ -435,133 +417,41 @@ def _token_counts(
         )
         raise ValueError(msg)
     ignored = _IGNORED if ignore_index is None else ignore_index
-    counts = every, later = _label_counts(labels, ignored)
+    every, later = _label_counts(labels, ignored)
     if is_shifted is None and labels.dim() == 2 and labels.shape[1] > 1:
         is_alike = every * later.sum() == later * every.sum()
         if (~is_alike | ((every > 0) & (later == 0))).any():
-            return counts
-    return counts[[int(is_shifted or False)]]
+            msg = (
+                "loss='tokens': the shares of this batch's rows depend on whether the "
+                "model counts the first column of labels. Give shift=True if it does "
+                "not, because it predicts each label from the columns before it, as "
+                "causal language models do; shift=False if it does, as encoders and "
+                "encoder-decoders do; or a function that counts what your loss is a "
+                "mean over"
+            )
+            raise ValueError(msg)
+    return later if is_shifted else every
 
 
-def _counted(
-    loss: Callable[[Any], Any], batch: Any, rows: Rows
-) -> tuple[_Floats, Rows]:
-    """Return (1, n) what a user's function counts in each row, and the rows.
-
-    A row in whose padding the function counts something is not cut.
+def _counted(loss: Callable[[Any], Any], batch: Any, rows: Rows) -> _Floats:
+    """Return (n,) what a user's function counts in each row.
 
     Raises:
         ValueError: A count is negative or not finite, or they do not add up.
     """
-
-    def count(rows: Rows) -> _Floats:
-        single = (take_rows(batch, rows, np.array([row])) for row in range(rows.n))
-        return np.array([float(loss(row)) for row in single])
-
-    whole, counts = float(loss(batch)), count(rows)
-    if not math.isclose(whole, counts.sum(), rel_tol=1e-6):
-        begins, ends = 0 * rows.begins, 0 * rows.ends + rows.columns
-        before, counts = counts, count(rows._replace(begins=begins, ends=ends))
-        is_cut = (counts == before)[:, None]
-        begins = np.where(is_cut, rows.begins, begins)
-        rows = rows._replace(begins=begins, ends=np.where(is_cut, rows.ends, ends))
+    single = (take_rows(batch, rows, np.array([row])) for row in range(rows.n))
+    whole, counts = float(loss(batch)), np.array([float(loss(row)) for row in single])
     if counts.min() >= 0.0 and math.isclose(whole, counts.sum(), rel_tol=1e-6):
-        return counts[None], rows
+        return counts
     msg = (
         f"loss: the function counted {whole:.6g} of the whole batch, and "
         f"{counts.sum():.6g} in all of its {rows.n} rows one by one, at least "
         f"{counts.min():.6g}. It must count what your loss is a mean over, such as "
         f"rows or label tokens: at least 0 in each row, and adding up to the count of "
-        f"the whole batch"
+        f"the whole batch. If it counts columns that are padding, give lengths= that "
+        f"hold them"
     )
     raise ValueError(msg)
-
-
-class _Look:
-    """Sees in a backward which labels decide: Note: [Which labels decide].
-
-    It is a context manager around the forward and the backward of a micro-batch.
-
-    Args:
-        model: The model.
-        counted: (n, columns) Which of the micro-batch's labels are not ignored.
-        n_classes: The fewest classes of logits; hidden states mostly have fewer.
-        weights: The weight of the micro-batch: as it was yielded first; last, if the
-            model leaves out the first column.
-        asks: Whether it is an error if nothing can be seen.
-
-    Attributes:
-        is_shifted: Whether the model leaves out the first column; None: not seen.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        counted: torch.Tensor,
-        n_classes: int,
-        weights: _Floats,
-        *,
-        asks: bool,
-    ) -> None:
-        self._model, self._counted, self._n_classes = model, counted, n_classes
-        self._ratio, self._asks = float(weights[-1] / weights[0]), asks
-        self.is_shifted: bool | None = None
-        self._has_gradient = False
-
-    def __enter__(self) -> None:
-        """Wait for the model's output."""
-        self._handle = self._model.register_forward_hook(self._find)
-
-    def __exit__(self, error: object, *_: object) -> None:
-        """Wait no more."""
-        self._handle.remove()
-        if error is None and not self._has_gradient:
-            self._ask("No gradient came to the model's output within the loop")
-
-    def _find(self, _model: nn.Module, _inputs: Any, output: Any) -> None:
-        """Wait for the gradient at the first output that may be the logits."""
-        n, columns = self._counted.shape
-        if not torch.is_grad_enabled():
-            return
-        for tensor in tensors_in(output):
-            if tensor.dim() == 3 and len(tensor) == n and tensor.requires_grad:
-                _, n_columns, n_classes = tensor.shape
-                if n_columns >= columns and n_classes >= self._n_classes:
-                    tensor.register_hook(self._compare)  # type: ignore[no-untyped-call]
-                    return
-        self._ask(
-            f"The model's output has no tensor of at least ({n}, {columns}, "
-            f"{self._n_classes}) (rows, columns, classes), whose gradient would show it"
-        )
-
-    def _compare(self, gradient: torch.Tensor) -> torch.Tensor:
-        """Compare which columns have a gradient, and return the gradient, scaled."""
-        self._has_gradient = True
-        # Soft prompts stand first: the first label is predicted from the last of them.
-        n_before = gradient.shape[1] - self._counted.shape[1]
-        counted = F.pad(self._counted.to(gradient.device), (n_before, 0))
-        shifted = F.pad(counted[:, 1:], (0, 1))
-        low, high = gradient.aminmax(dim=2)
-        seen = (low < 0) | (high > 0)  # and not NaN, which shows nothing
-        if not seen.any():
-            return gradient
-        if not (seen & ~shifted).any():
-            self.is_shifted = not n_before
-        elif not (seen & ~counted).any():
-            self.is_shifted = False
-        else:
-            self._ask(
-                "The gradient at the model's output is not zero in columns that count "
-                "in neither case, so the loss is not a mean over these labels alone"
-            )
-        return gradient * self._ratio if self.is_shifted else gradient
-
-    def _ask(self, why: str) -> None:
-        if self._asks:
-            raise ValueError(_ASK.format(why))
-
-
-# ------------------------------------------------------------------- the split
 
 
 def _raise_if_batch_norm(model: nn.Module) -> None:
@@ -599,10 +489,6 @@ class Splitter:
         """By budget, rows and columns: the step until which the entry is valid, the
         most elements, and the seconds of shares of them."""
         self._wrapper: Callable[[], Any] | None = None
-        self._is_shifted: bool | None = None
-        """Whether the model leaves out the first column of labels; None: not known."""
-        self._has_looked = False
-        """Whether it was seen if a loss by rows is one of labels."""
 
     def split(
         self,
@@ -619,31 +505,27 @@ class Splitter:
         labels = batch.get("labels") if isinstance(batch, Mapping) else None
         if not isinstance(labels, torch.Tensor) or labels.shape[:1] != (rows.n,):
             labels = None
-        counts, looks = np.ones((1, rows.n)), False
-        if callable(loss):
-            counts, rows = _counted(loss, batch, rows)
+        counts = np.ones(rows.n)
+        if loss is None:
+            _raise_if_unequal(labels)
+        elif callable(loss):
+            counts = _counted(loss, batch, rows)
         elif loss == "tokens":
-            is_shifted = self._is_shifted if shift is None else shift
-            counts = _token_counts(labels, is_shifted, ignore_index)
-            looks = len(counts) > 1
+            counts = _token_counts(labels, shift, ignore_index)
         elif loss != "rows":
             msg = f"loss: 'rows', 'tokens' or a function of a batch, not {loss!r}"
             raise ValueError(msg)
-        elif labels is not None and labels.dim() == 2 and not self._has_looked:
-            every, _ = _label_counts(labels, _IGNORED)
-            looks = every.min() < every.max()
-        ignored = _IGNORED if ignore_index is None else ignore_index
-        looked = ignored if looks else None
-        return self._run(model, batch, rows, loss, counts, looked)
+        may_be_empty = loss not in (None, "rows")
+        return self._run(model, batch, rows, counts, may_be_empty=may_be_empty)
 
     def _run(
         self,
         model: nn.Module,
         batch: Batch,
         rows: Rows,
-        loss: Loss,
         counts: _Floats,
-        ignored: int | None,
+        *,
+        may_be_empty: bool,
     ) -> Iterator[tuple[Batch, float]]:
         """Yield the micro-batches and their weights.
 
@@ -651,43 +533,20 @@ class Splitter:
             model: The model.
             batch: The batch.
             rows: Its rows.
-            loss: What the loss is a mean over.
-            counts: (1 or 2, n) What counts in each row; last, if the model leaves out
-                the first column of labels.
-            ignored: The ignored label, if a backward is to show which labels decide.
+            counts: (n,) What counts in each row.
+            may_be_empty: Whether a rank's may all be 0.
         """
-        asks = len(counts) > 1
         order = _sorted(rows.ends - rows.begins)
-        order = order[counts[0, order] > 0]  # a mean over nothing is NaN
-        why_not = ""
-        if not len(order):
-            why_not = _NOTHING.format(rows.n)
-        elif not counts[-1, order].all():
-            why_not = _ASK.format("Some rows have no label but the first")
+        order = order[counts[order] > 0]  # a mean over nothing is NaN
         wrapper = self._ddp(model)
-        checked = None if loss == "rows" else wrapper
-        parts = self._parts(model, rows, order, why_not, checked)
-        n_classes = 0
-        if ignored is not None:
-            labels: torch.Tensor = batch["labels"]  # type: ignore[index]
-            n_classes = 1 + int(labels.masked_fill(labels == ignored, 0).max())
-        for chosen, is_last, is_again in parts:
+        checked = wrapper if may_be_empty else None
+        for chosen, is_last, is_again in self._parts(model, rows, order, checked):
             part: Any = take_rows(batch, rows, chosen)
-            weights = counts[:, chosen].sum(1) / counts.sum(1) * (not is_again)
-            look = None
-            if ignored is not None and not is_again and len(chosen) < len(order):
-                counted = part["labels"] != ignored
-                look = _Look(model, counted, n_classes, weights, asks=asks)
+            weight = counts[chosen].sum() / counts.sum() * (not is_again)
             n_begun = self._engine.steps.n_begun
             sync = nullcontext() if wrapper is None or is_last else wrapper.no_sync()
-            with sync, look or nullcontext():
-                yield part, float(weights[-1 if self._is_shifted else 0])
-            if look is not None and not asks:
-                self._has_looked, ignored = True, None
-                if look.is_shifted is not None:
-                    _log.warning(_BY_ROWS)
-            elif look is not None and look.is_shifted is not None:
-                self._is_shifted, ignored = look.is_shifted, None
+            with sync:
+                yield part, float(weight)
             if self._engine.steps.n_begun > n_begun:
                 self._note(rows, chosen)
             elif wrapper is not None and not is_last:
@@ -713,7 +572,6 @@ class Splitter:
         model: nn.Module,
         rows: Rows,
         order: _Ints,
-        why_not: str,
         wrapper: Any,
     ) -> Iterator[tuple[_Ints, bool, bool]]:
         """Yield rows, whether they are the last, and whether they are a repetition.
@@ -722,12 +580,11 @@ class Splitter:
             model: The model.
             rows: The batch's rows.
             order: The rows that count, sorted.
-            why_not: Why these cannot be split; "" if they can.
             wrapper: DDP's, if its ranks may have nothing that counts, for which the
                 others would wait; else None.
 
         Raises:
-            ValueError: They cannot be split, or nothing counts where ranks wait.
+            ValueError: Nothing counts where ranks wait.
             MimoseError: The model is shared by tensor parallelism; or another rank has
                 raised an error.
         """
@@ -747,8 +604,8 @@ class Splitter:
         found: list[_Ints] = []
 
         def count() -> int:
-            if why_not and (len(order) or group is not None):
-                raise ValueError(why_not)
+            if not len(order) and group is not None:
+                raise ValueError(_NOTHING.format(rows.n))
             if waiting is not None:
                 found.extend(chosen for chosen, _ in self._walk(rows, order))
             return len(found)
@@ -774,8 +631,6 @@ class Splitter:
             chosen, order = order[:end], order[end:]
             ends = [each - end for each in rest]
             yield chosen, not len(order)
-
-    # ------------------------------------------------------------------ what is known
 
     def _shape(self, rows: Rows, n: int, widths: Sequence[int]) -> dict[str, int]:
         """Return a micro-batch's sizes by their names in the model; {} if not known."""
@@ -823,8 +678,6 @@ class Splitter:
         if self._engine.records:
             growth = self._engine.records[-1].observed_growth_bytes or 0
             self._ran.append((len(chosen), sum(rows.widths(chosen)), float(growth)))
-
-    # ------------------------------------------------------------------ choosing
 
     def _split(self, rows: Rows, order: _Ints) -> list[int]:
         """Return the ends of the micro-batches: Note: [The split].

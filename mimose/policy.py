@@ -4,8 +4,7 @@ The input is a step's input and what is held; the output is a `Decision`.
 
 Note: [Plans]
 The worker thread makes plans for expected shapes, for a little less memory than is free
-now. If the planner has not proved that its plan is the best, the thread solves the same
-problem with a wider search, and replaces the plan by the result.
+now.
 
 Note: [Windows]
 All forwards before one backward are one step for memory, because each holds its memory
@@ -387,7 +386,6 @@ class Policy:
         raises: Whether it is an error if no plan is predicted to keep the budget. It is
             not if steps are observed: then the step recomputes everything, and its
             measured peak decides.
-        refiner: Improves plans in the worker thread; None for none.
 
     Attributes:
         margin: The safety margin.
@@ -405,12 +403,11 @@ class Policy:
         cache_size: int,
         *,
         raises: bool,
-        refiner: Planner | None = None,
     ) -> None:
         self._learner = learner
         self._raises = raises
         self.margin = SafetyMargin(noise_bytes=5.0 * noise_bytes)
-        self._planner, self._refiner = planner, refiner
+        self._planner = planner
         self._cache: LRUCache[_Key, tuple[CachedPlan, ...]]
         self._cache = LRUCache(cache_size, getsizeof=len)
         self._lock = threading.RLock()
@@ -534,7 +531,8 @@ class Policy:
         if tried is not None:
             return tried
         if not (is_first or beyond > 0.0):
-            self._keep(step_input, made, memory, usable)
+            with self._lock:
+                self._put(step_input, made)
         return decision
 
     def _tried(
@@ -680,13 +678,11 @@ class Policy:
                 best = cached
         return best
 
-    def _put(
-        self, step_input: StepInput, made: CachedPlan, before: CachedPlan | None = None
-    ) -> CachedPlan:
-        """Store a plan beside the other plans of its shape, and return it."""
+    def _put(self, step_input: StepInput, made: CachedPlan) -> None:
+        """Store a plan beside the other plans of its shape."""
         valid, others = self._learner.model.valid_since, []
         for other in self._cache.get(step_input[:3], ()):
-            if other is before or other.version < valid:
+            if other.version < valid:
                 continue
             if other.plan.actions != made.plan.actions:
                 others.append(other)
@@ -694,7 +690,6 @@ class Policy:
                 made = replace(made, headroom_bytes=other.headroom_bytes)
         most = int(self._cache.maxsize)
         self._cache[step_input[:3]] = (made, *others)[:most]
-        return made
 
     def prefers_plain_loss(
         self,
@@ -734,7 +729,6 @@ class Policy:
         memory: Memory,
         usable_bytes: float,
         share: float = 1.0,
-        planner: Planner | None = None,
     ) -> CachedPlan:
         """Make a plan.
 
@@ -744,16 +738,15 @@ class Policy:
             usable_bytes: The highest level that predictions may reach, which is below
                 the budget by the margin.
             share: The share of the way from the safest plan to that level.
-            planner: Another planner than the usual one.
 
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
         """
-        model, planner = self._learner.model, planner or self._planner
+        model = self._learner.model
         problem = fill_problem(model, step_input, memory, usable_bytes)
         if share < 1.0:
             problem = _tightened(problem, share)
-        made = self._made(planner, model, step_input, memory, problem)
+        made = self._made(model, step_input, memory, problem)
         start, room = problem.start_bytes, problem.budget_bytes - problem.start_bytes
         reached = 0.0
         while True:  # each time with at least 1% more headroom
@@ -764,7 +757,7 @@ class Policy:
             if made.keeps_all or beyond - reached < _SPARE * room:
                 return made
             wider = replace(problem, budget_bytes=problem.budget_bytes + beyond)
-            other = self._made(planner, model, step_input, memory, wider)
+            other = self._made(model, step_input, memory, wider)
             is_dearer = other.plan.extra_cost > made.plan.extra_cost
             is_same = other.plan.actions == made.plan.actions
             if is_same or is_dearer or other.growth.bytes(memory.released_bytes) > room:
@@ -773,7 +766,6 @@ class Policy:
 
     def _made(
         self,
-        planner: Planner,
         model: CostModel,
         step_input: StepInput,
         memory: Memory,
@@ -781,7 +773,7 @@ class Policy:
     ) -> CachedPlan:
         """Choose the actions; the safest ones if the margin does not fit."""
         try:
-            plan = planner.plan(problem)
+            plan = self._planner.plan(problem)
         except _Infeasible as error:
             plan = safest_plan(problem)
             if plan.peak_bytes - self.margin.noise_bytes > memory.budget_bytes:
@@ -797,40 +789,6 @@ class Policy:
         model = self._learner.model
         problem = fill_problem(model, step_input, memory, usable_bytes)
         return _cached(model, step_input, memory, problem, safest_plan(problem))
-
-    def _keep(
-        self, step_input: StepInput, made: CachedPlan, memory: Memory, usable: float
-    ) -> None:
-        """Store a plan in the cache, and have it improved.
-
-        Args:
-            step_input: The step for which it was made.
-            made: The plan.
-            memory: What was held, and the budget.
-            usable: The highest level that predictions may reach.
-        """
-        with self._lock:
-            made = self._put(step_input, made)
-        if self._refiner is None or made.plan.optimal or made.keeps_all:
-            return
-        refine = partial(self._refine, step_input, made, memory, usable)
-        self._learner.worker.submit(JobKind.REFINE, step_input[:3], refine)
-
-    def _refine(
-        self, step_input: StepInput, made: CachedPlan, memory: Memory, usable: float
-    ) -> None:
-        if why_unknown(self._learner.model, step_input):
-            return
-        try:
-            refined = self.make(step_input, memory, usable, planner=self._refiner)
-        except InfeasibleBudgetError:
-            return  # with what was learned since, the plan does not fit
-        is_dearer = refined.plan.extra_cost > made.plan.extra_cost
-        if is_dearer and not refined.plan.optimal:
-            return
-        with self._lock:
-            if made in self._cache.get(step_input[:3], ()):
-                self._put(step_input, refined, before=made)
 
     def _make_ahead(self, step_input: StepInput, memory: Memory) -> None:
         most = memory.headroom_bytes - self.margin.noise_bytes

@@ -399,8 +399,6 @@ class Records(deque[StepRecord]):
                 self._path.unlink()
 
 
-# ------------------------------------------------------------------ reading them back
-
 _KNOWN = frozenset(each.name for each in fields(StepRecord))
 _NO_NUMBERS = {"shape", "phase", "actions", "reason", "events"}
 _WHOLE = ("step", "budget_bytes", "start_bytes", "recomputed_flops", "cache_hit")

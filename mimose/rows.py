@@ -218,8 +218,6 @@ class Rows:
         found: NDArray[np.bool_] = np.all(lengths <= tops, axis=1)
         return found
 
-    # ------------------------------------------------------------------ batches
-
     def of(self, lengths: Ints) -> Floats:
         """Return (n_batches,) the rows of batches, before they are rounded down.
 
@@ -367,8 +365,6 @@ class Rows:
             if n > 1 and max(shares) > _NEARLY:
                 size[i] = int(total) * n
         return sorted(size, key=size.__getitem__, reverse=True)
-
-    # ------------------------------------------------------------------ forecasts
 
     def forecast(self, session: Session, n_drawn: int, who: str) -> Table:
         """Return a table with today's knowledge; the last one if nothing is known.

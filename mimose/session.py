@@ -135,9 +135,8 @@ def attach(
             ``predict`` as in scikit-learn. Each quantity gets a copy. None for
             `mimose.predictors.LeastSquares`.
         cache_size: The most plans in the cache.
-        refine: Whether a worker thread fits predictions, makes plans for the next
-            shapes and replaces plans by proven optimal ones. If False, the steps do all
-            of it but the replacing, and equal runs make equal plans.
+        refine: Whether a worker thread fits predictions and makes plans for the next
+            shapes. If False, the steps do it, and equal runs make equal plans.
         on_infeasible: What to do if no plan keeps the budget: ``"raise"`` an error, or
             ``"warn"`` once and train on with the plan of the least peak.
         meter: What reads memory: None to choose by the device, a name, or an object
@@ -435,7 +434,7 @@ class Session:
         batch: Batch,
         *,
         lengths: Lengths = None,
-        loss: Loss = "rows",
+        loss: Loss = None,
         shift: bool | None = None,
         ignore_index: int | None = None,
     ) -> Iterator[tuple[Batch, float]]:
@@ -443,7 +442,7 @@ class Session:
 
         ::
 
-            for micro_batch, weight in session.micro_batches(batch, loss="tokens"):
+            for micro_batch, weight in session.micro_batches(batch, loss="rows"):
                 (weight * model(**micro_batch).loss).backward()
             optimizer.step()
 
@@ -479,18 +478,18 @@ class Session:
                 column that counts in one of them is never cut. Tensors with the same
                 number of columns (dimension 1) are cut alike, a decoder's
                 (``decoder_…``, its ``labels``) separately. Padding on the left is cut
-                only if the batch has ``position_ids`` or the positions are rotary. To
-                cut nothing, give the padded length of each row.
-            loss: What the loss is a mean over. ``"rows"``: over rows. ``"tokens"``:
+                only if the batch has ``position_ids``. To cut nothing, give the padded
+                length of each row.
+            loss: What the loss is a mean over. ``"rows"``: over rows; None: the same,
+                but an error if rows have different numbers of labels. ``"tokens"``:
                 over the elements of ``batch["labels"]`` that are not ignored. A
                 function: takes a batch and returns what counts in it, such as
                 ``lambda part: (part["labels"][:, 1:] != -100).sum()``. It is called for
-                the batch and for each row, and must add up. Columns in which it counts
-                something are not cut.
+                the batch and for each row, and must add up.
             shift: For ``"tokens"``: whether the loss leaves out the first column of
-                labels, because the model predicts each from the columns before. None:
-                the first micro-batch's backward shows it, at the model's output of
-                (rows, columns, classes), and its gradient gets its right share there.
+                labels, because the model predicts each from the columns before, as
+                transformers' causal language models do (but not Bart's decoder). None:
+                an error if the rows' shares depend on it.
             ignore_index: For ``"tokens"``: the label that the loss ignores. None: -100,
                 for labels of one or two dimensions.
 
@@ -503,9 +502,9 @@ class Session:
                 mode; or the model is shared by tensor parallelism.
             TypeError: The batch is not a mapping, a tuple, a list or a tensor.
             ValueError: `lengths` or `loss` has a value that is not allowed; a tensor
-                has another number of rows; what `loss` counts does not add up. During
-                the iteration: nothing counts on one of several ranks; or `shift` must
-                be given, because no backward shows it (before it changes a gradient).
+                has another number of rows; what `loss` counts does not add up; `loss`
+                or `shift` must be given. During the iteration: nothing counts on one
+                of several ranks.
             InfeasibleBudgetError: During the iteration: no plan fits a single row.
         """
         model = self._raise_if_detached()
@@ -574,8 +573,6 @@ class Session:
             raise MimoseError(msg)
         return self._model
 
-    # ------------------------------------------------------------------ state
-
     def state_dict(self) -> dict[str, Any]:
         """Return what was learned as plain JSON data, without tensors or objects.
 
@@ -635,8 +632,6 @@ class Session:
                 **({"sharding": shared} if shared else {}),
             },
         }
-
-    # ------------------------------------------------------------------ reporting
 
     def report(self, width: int | None = None) -> str:
         """Return what happened so far, as text to read.

@@ -28,8 +28,6 @@ from torch.nn.utils import parametrize
 from torch.utils import _python_dispatch, _pytree, checkpoint
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
-# ------------------------------------------------------------- tensors and storages
-
 storage_key: Callable[[torch.UntypedStorage], int] = operator.attrgetter("_cdata")
 """The address of a storage's C++ object: equal for all that share it, while it lives.
 
@@ -61,7 +59,6 @@ base_of: Callable[[torch.Tensor], torch.Tensor | None] = operator.attrgetter("_b
 """The tensor that this one is a view of. Named in torch's page on tensor views; no
 thread about a public form was found."""
 
-# ------------------------------------------------------------------------- modules
 
 _Tensors: TypeAlias = Callable[[nn.Module], dict[str, torch.Tensor | None]]
 
@@ -96,8 +93,6 @@ global_forward_hooks: tuple[tuple[Any, Any], ...] = (
 )
 """The same for hooks on all modules; those before a forward get no keywords."""
 
-
-# ------------------------------------------------------------------------ autograd
 
 queue_callback: Callable[[Callable[[], None]], None] = (
     Variable._execution_engine.queue_callback
@@ -279,7 +274,6 @@ that an installation lacks is left out: a recomputation may then use another ker
 matmul_precision: Callable[[], str] = torch._C._get_float32_matmul_precision
 """What ``torch.get_float32_matmul_precision`` reads; read beside `KERNEL_FLAGS`."""
 
-# ------------------------------------------------------------- torch.utils.checkpoint
 
 CHECKPOINT_WRAPPED = "_checkpoint_wrapped_module"
 """The name under which ``checkpoint_wrapper`` holds a module. If it changed, a wrapped
@@ -303,8 +297,6 @@ def is_from_checkpoint(pack: object) -> bool:
     """
     return getattr(pack, "__qualname__", "").startswith("_checkpoint_hook.")
 
-
-# -------------------------------------------------------------------- torch.compile
 
 COMPILED_CALL = "_compiled_call_impl"
 """The attribute that ``module.compile()`` sets. A module's call runs it if it is not
@@ -363,8 +355,6 @@ def set_graphs_by_use(by_use: bool) -> None:
         switch(by_use)
 
 
-# ------------------------------------------------------------ operators, containers
-
 TorchDispatchMode = _python_dispatch.TorchDispatchMode
 """A mode that gets every operator. Torch's page on extending it documents it (#110073),
 only under this private path."""
@@ -409,7 +399,6 @@ nll_loss: Any = _aten.nll_loss_forward.default
 nll_loss_backward_into: Any = _aten.nll_loss_backward.grad_input
 """The gradient of the log-softmax."""
 
-# -------------------------------------------------------------------- accelerators
 
 device_statistics: Callable[[int], Mapping[str, Any]] = (
     torch._C._accelerator_getDeviceStats
@@ -439,9 +428,6 @@ def empty_host_cache() -> None:
     empty = empty or getattr(torch._C, "_host_emptyCache", None)
     if empty is not None:
         empty()
-
-
-# --------------------------------------------------------------------- many processes
 
 
 def group_timeout(group: Any) -> timedelta | None:
@@ -573,9 +559,6 @@ Only turning it on is public; no thread about a way to read it was found.
 """
 
 
-# ------------------------------------------------------------- loaders
-
-
 def draws_ahead(iterator: Any) -> int:
     """Return how many batches a loader's iterator draws before the first is trained.
 
@@ -588,8 +571,6 @@ def draws_ahead(iterator: Any) -> int:
     workers = int(iterator._num_workers)
     return workers * int(getattr(iterator, "_prefetch_factor", None) or 0)
 
-
-# ------------------------------------------------------------- a simulated device
 
 memory_info: Callable[[int], tuple[int, int]] = torch._C._accelerator_getMemoryInfo
 """Returns the free and the whole bytes of an accelerator, by index. Public from torch

@@ -47,8 +47,8 @@ HUNG_SECONDS = 60.0
 
 _FAILED = (
     "mimose: the worker thread has failed and is not started again. Training goes on: "
-    "the steps fit predictions themselves, and plans are neither made ahead nor "
-    "improved. Please report this. %s"
+    "the steps fit predictions themselves, and plans are not made "
+    "ahead. Please report this. %s"
 )
 
 _URGENCY = itemgetter(0)
@@ -61,8 +61,6 @@ class JobKind(enum.IntEnum):
     """Learn from steps, with fits; one job at a time."""
     PLAN = 1
     """Make plans for expected shapes."""
-    REFINE = 2
-    """Improve plans that are in use."""
 
 
 class Worker:
@@ -171,7 +169,7 @@ class Worker:
     def do_next(self) -> bool:
         """Do the next job in the thread; return whether there may be more."""
         with self._lock:
-            taken = None if self._has_failed else self._take(JobKind.REFINE)
+            taken = None if self._has_failed else self._take(JobKind.PLAN)
             if taken is None:
                 self._thread = None
                 return False

@@ -10,7 +10,7 @@ from .greedy import Greedy
 from .least_peak import safest_plan
 from .optimal import Optimal
 from .problem import InfeasibleBudgetError, Plan, Planner, PlanningProblem
-from .search import Search, refiner_of
+from .search import Search
 from .timeline import Timeline, host_bytes, lay_out, peak_bytes
 
 __all__ = [
@@ -31,7 +31,6 @@ __all__ = [
     "lay_out",
     "make_planner",
     "peak_bytes",
-    "refiner_of",
     "safest_plan",
 ]
 

@@ -13,13 +13,15 @@ import numpy as np
 from .least_peak import infeasible
 from .prefix import PrefixForm
 from .problem import FloatArray, InfeasibleBudgetError, IntArray, Plan, PlanningProblem
-from .search import WIDE, Search
+from .search import Search
 from .timeline import fits, judge
 
 _LOGGER = logging.getLogger(__name__)
 
 # HiGHS has absolute tolerances of 1e-6, so bytes and costs are scaled to this maximum.
 _SCALE = 1000.0
+_WIDTH = 4096
+"""The width of the search that goes before the solver."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,7 +62,7 @@ class Optimal:
         """
         made: list[Plan] = []
         try:
-            made = [replace(Search(width=WIDE).plan(problem), planner=self.name)]
+            made = [replace(Search(width=_WIDTH).plan(problem), planner=self.name)]
         except InfeasibleBudgetError:
             if not np.count_nonzero(problem.host_bytes):
                 raise  # without the host the search is exact here

@@ -1,20 +1,18 @@
 """The default planner: near the optimum in a few milliseconds."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from .least_peak import infeasible, safest_choice
 from .prefix import PrefixForm
-from .problem import IntArray, Plan, Planner, PlanningProblem
+from .problem import IntArray, Plan, PlanningProblem
 from .timeline import fits, host_bytes, judge
 
 # The search adds the same numbers as the timeline, in another order. So it gets a
 # little more than the budget, and rounding excludes no plan. The timeline judges it.
 _BUDGET_FACTOR = 1 + 2.0**-38
-WIDE = 4096
-"""The width of a search that has time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -63,15 +61,3 @@ class Search:
         if not walk or host_bytes(problem, walk[0]) <= problem.host_budget_bytes:
             return walk
         return form.cheapest_walk(problem.cost, most, self.width, counts_host=True)
-
-
-def refiner_of(planner: Planner) -> Planner | None:
-    """Return the planner that improves another planner's plans; None for none.
-
-    Args:
-        planner: The other planner. Plans of baselines, of published algorithms and of a
-            user's planner are not changed.
-    """
-    if not isinstance(planner, Search):
-        return None
-    return replace(planner, width=max(planner.width, WIDE))

@@ -116,7 +116,7 @@ def _seq2seq():
     model = transformers.T5ForConditionalGeneration(
         transformers.T5Config(**T5, use_cache=False)
     )
-    return _Wrapped(model), batch, {"loss": "tokens"}
+    return _Wrapped(model), batch, {"loss": "tokens", "shift": False}
 
 
 def _by_position():
@@ -235,13 +235,12 @@ def _decoder(kind):
     return transformers.BartForCausalLM(config).train(), batch
 
 
-def _off(model, batch, trained=None, **options):
+def _off(model, batch, session, **options):
     """Return by how much the parts' gradients differ from the whole's, at most."""
     whole = copy.deepcopy(model)
     whole(**batch).loss.backward()
-    for part, weight in options.pop("session").micro_batches(batch, **options):
-        loss = (trained or model)(**part)
-        (weight * (loss if trained else loss.loss)).backward()
+    for part, weight in session.micro_batches(batch, **options):
+        (weight * model(**part).loss).backward()
     wanted = [p.grad for p in whole.parameters() if p.grad is not None]
     found = [p.grad for p in model.parameters() if p.grad is not None]
     pairs = zip(found, wanted, strict=True)
@@ -250,81 +249,25 @@ def _off(model, batch, trained=None, **options):
 
 
 @pytest.mark.parametrize("kind", ["bart", "llama"])
-def test_it_is_seen_whether_a_model_shifts_its_labels(toys, kind):
-    """Bart's decoder does not, Llama does; both are named "ForCausalLM"."""
+def test_what_a_loss_of_labels_is_over_must_be_told(toys, kind):
+    """Bart's decoder counts the first column, Llama does not: it is asked, then used.
+
+    Neither is a loss by rows, which is asked, too, where rows have unequal labels.
+    """
     model, batch = _decoder(kind)
     with mimose.attach(model, "1TiB", meter=toys.BlindMeter()) as session:
-        assert _off(model, batch, session=session, loss="tokens") < 1e-5
-
-
-class _Headed(nn.Module):
-    """Returns a loss, alone or with hidden states, which are no logits."""
-
-    def __init__(self, inner, has_states):
-        super().__init__()
-        self.inner, self.has_states = inner, has_states
-
-    def forward(self, labels, **inputs):
-        hidden = self.inner.model(**inputs)[0]
-        logits = self.inner.lm_head(hidden)[:, :-1].flatten(0, 1)
-        loss = F.cross_entropy(logits, labels[:, 1:].flatten())
-        return (loss, hidden) if self.has_states else loss
-
-
-@pytest.mark.parametrize("has_states", [False, True])
-def test_a_model_without_logits_is_asked_about(toys, has_states):
-    """Before a gradient changes; the answer is used.
-
-    The gradient of a head behind hidden states does not flow through them.
-    """
-    inner, batch = _decoder("llama")
-    model = _Headed(inner, has_states)
-
-    def loss_of(**inputs):
-        return model(**inputs)[0] if has_states else model(**inputs)
-
-    options = {"loss": "tokens", "trained": loss_of}
-    blind = {"meter": toys.BlindMeter(), "refine": False}
-    with mimose.attach(model, "1TiB", **blind) as session:
-        with pytest.raises(ValueError, match=r"no tensor .* shift="):
-            _off(inner, batch, session=session, **options)
-        if not has_states:
-            with pytest.raises(ValueError, match=r"No gradient .* shift="):
-                list(session.micro_batches(batch, loss="tokens"))
-        assert all(p.grad is None for p in model.parameters())
-        for _ in range(2):
-            assert _off(inner, batch, session=session, shift=True, **options) < 1e-5
-            model.zero_grad()
-        few = {name: tensor[:3] for name, tensor in batch.items()}
-        assert 1 == len(list(session.micro_batches(few, loss="tokens")))
-
-
-def test_a_loss_by_rows_is_doubted_only_where_it_is_one_of_labels(toys, caplog):
-    """That of transformers' CTC models is not, and is no mean over tokens either."""
-    model, batch = _decoder("llama")
-    with mimose.attach(model, "1TiB", meter=toys.BlindMeter()) as session:
-        for _ in range(2):
-            assert _off(model, batch, session=session) > 0.1
-            model.zero_grad()
-    assert 1 == caplog.text.count("loss='tokens'")
-    caplog.clear()
-    small = {"conv_dim": (16,), "conv_stride": (4,), "conv_kernel": (4,)}
-    small |= {"num_feat_extract_layers": 1, "mask_time_prob": 0.0, "layerdrop": 0.0}
-    small |= {"num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
-    small |= {"hidden_dropout": 0.0, "attention_dropout": 0.0, "final_dropout": 0.0}
-    small |= {"activation_dropout": 0.0, "feat_proj_dropout": 0.0}
-    small |= {"feat_extract_norm": "layer", "ctc_loss_reduction": "mean"}
-    model = transformers.Wav2Vec2ForCTC(transformers.Wav2Vec2Config(**LAYERS, **small))
-    batch = {"input_values": torch.randn(4, 160), "labels": 1 + _ragged(5, 6)[1:]}
-    batch["labels"][batch["labels"] < 0] = -100
-    with mimose.attach(model.train(), "1TiB", meter=toys.BlindMeter()) as session:
-        assert _off(model, batch, session=session) < 1e-4
+        with pytest.raises(ValueError, match="loss='tokens'"):
+            session.micro_batches(batch)
+        with pytest.raises(ValueError, match="shift=True"):
+            session.micro_batches(batch, loss="tokens")
+        told = {"loss": "tokens", "shift": kind == "llama"}
+        assert _off(model, batch, session=session, **told) < 1e-5
         model.zero_grad()
-        with pytest.raises(ValueError, match=r"not zero in columns .* shift="):
-            _off(model, batch, session=session, loss="tokens")
-        assert all(p.grad is None for p in model.parameters())
-        assert _off(model, batch, session=session) < 1e-4
-    assert not caplog.text
+        told["shift"] = not told["shift"]
+        assert _off(model, batch, session=session, **told) > 1e-3
+        few = {name: tensor[:1] for name, tensor in batch.items()}
+        for loss in (None, "tokens"):
+            assert 1 == len(list(session.micro_batches(few, loss=loss)))
 
 
 class _Scored(nn.Module):
@@ -378,7 +321,7 @@ def _batches(draw):
 
 @given(drawn=_batches())
 @settings(deadline=None, max_examples=40, derandomize=True)
-def test_any_batch_is_split_right_or_refused_before_it_is_trained(toys, drawn):
+def test_any_batch_is_split_right(toys, drawn):
     """Each row that counts comes once, and the gradients are those of the whole."""
     kind, batches = drawn
     torch.manual_seed(0)
@@ -392,49 +335,32 @@ def test_any_batch_is_split_right_or_refused_before_it_is_trained(toys, drawn):
             batch = {"ids": ids, "labels": labels, "attention_mask": mask}
             batch["row"] = torch.arange(len(ids))
             seen, total = [], 0.0
-            parts = session.micro_batches(batch, loss=LOSSES[kind])
+            told = {"loss": LOSSES[kind], "shift": kind == "shifted"}
             model.zero_grad()
-            try:
-                for part, weight in parts:
-                    (weight * model(part["ids"], part["labels"])["loss"]).backward()
-                    seen += part["row"].tolist()
-                    total += weight
-            except ValueError as error:
-                assert "no label but the first" in str(error)
-                is_lone = (labels[:, 0] >= 0) & (labels[:, 1:] < 0).all(1)
-                assert is_lone.any()
-                assert all(p.grad is None for p in model.parameters())
-                return
+            for part, weight in session.micro_batches(batch, **told):
+                (weight * model(part["ids"], part["labels"])["loss"]).backward()
+                seen += part["row"].tolist()
+                total += weight
             counted = labels[:, int(kind == "shifted") :] != -100
             rows = counted.any(1) | (kind == "by row")
             assert sorted(seen) == rows.nonzero().flatten().tolist()
             if not seen:
                 return
-            if kind != "shifted":
-                assert total == pytest.approx(1.0)
+            assert total == pytest.approx(1.0)
             for own, other in zip(model.parameters(), whole.parameters(), strict=True):
                 most = other.grad.abs().max() + 1e-12
                 assert (own.grad - other.grad).abs().max() <= 1e-9 * most
 
 
-def test_columns_in_which_a_function_counts_are_not_cut():
-    """Whatever the lengths say: the mean is over them."""
+def test_a_function_that_counts_in_padding_is_told():
+    """Lengths that hold what it counts are then taken."""
     model = nn.Sequential(Residual(4, 4), Residual(4, 4))
-    x, mask = torch.rand(5, 6, 4), torch.ones(5, 6)
-    mask[3, 2:] = mask[4] = 0
-    batch, lengths = {"x": x, "mask": mask}, [1, 2, 3, 2, 5]
-    loss = {"loss": lambda part: part["mask"].sum()}
-
-    def mean(part):
-        own = model(part["x"]).square().mean(2) * part["mask"]
-        return own.sum() / part["mask"].sum()
-
-    expected = torch.autograd.grad(mean(batch), list(model.parameters()))
+    batch = {"x": torch.rand(3, 6, 4), "mask": torch.ones(3, 6)}
+    options = {"loss": lambda part: part["mask"].sum()}
     with mimose.attach(model, "1TiB", layers=Residual) as session:
-        for part, weight in session.micro_batches(batch, lengths=lengths, **loss):
-            (weight * mean(part)).backward()
-    for parameter, other in zip(model.parameters(), expected, strict=True):
-        assert (parameter.grad - other).abs().max() <= 1e-5 * other.abs().max()
+        with pytest.raises(ValueError, match="lengths="):
+            session.micro_batches(batch, lengths=[1, 2, 6], **options)
+        assert session.micro_batches(batch, lengths=[6] * 3, **options)
 
 
 def _norm():
@@ -469,12 +395,7 @@ def _norm():
         ),
         (
             ValueError,
-            "no tensor .* shift=",
-            {"loss": "tokens", "batch": {"labels": _ragged(7, 4)[1:]}},
-        ),
-        (
-            ValueError,
-            "no label but the first.*Give shift",
+            "Give shift=True",
             {"loss": "tokens", "batch": {"labels": _ragged(6, 4)}},
         ),
     ],

@@ -55,9 +55,9 @@ def blocked(worker):
     goes_on.set()
 
 
-def _wait_for_all(worker, kind=JobKind.REFINE):
+def _wait_for_all(worker):
     done = threading.Event()
-    worker.submit(kind, object(), done.set)
+    worker.submit(JobKind.PLAN, object(), done.set)
     assert done.wait(10)
 
 
@@ -65,7 +65,6 @@ def test_the_urgent_comes_first_and_the_newest_of_a_key(worker, blocked):
     """Whatever came in first; an older job of the same key is not done."""
     done = []
     for kind, key, word in (
-        (JobKind.REFINE, 1, "refine"),
         (JobKind.PLAN, 1, "old"),
         (JobKind.PLAN, 2, "other"),
         (JobKind.PLAN, 1, "new"),
@@ -74,7 +73,7 @@ def test_the_urgent_comes_first_and_the_newest_of_a_key(worker, blocked):
         worker.submit(kind, key, lambda word=word: done.append(word))
     blocked.set()
     _wait_for_all(worker)
-    assert done == ["learn", "other", "new", "refine"]
+    assert done == ["learn", "other", "new"]
 
 
 def test_who_waits_for_lessons_learns_them(worker, blocked):
@@ -145,7 +144,7 @@ def test_a_solver_is_not_waited_for(worker):
         began.set()
         answers.wait()
 
-    worker.submit(JobKind.REFINE, "solve", solve)
+    worker.submit(JobKind.PLAN, "solve", solve)
     assert began.wait(10)
     (thread,) = _threads()
     worker.close()
@@ -171,7 +170,7 @@ worker = Worker()
 def work():
     for _ in itertools.count():
         yield
-worker.submit(JobKind.REFINE, 1, work)
+worker.submit(JobKind.PLAN, 1, work)
 time.sleep(0.05)
 1 / 0
 """

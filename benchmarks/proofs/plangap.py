@@ -30,7 +30,7 @@ OPTIONS = (common.count("--problems", 120, "that are drawn"),)
 
 _SHARES = (0.0, 0.001, 0.02, 0.1, 0.25, 0.35, 0.5, 0.7, 0.9)
 _JITTERS = (0.0, 0.02, 0.1)
-_SIZES = ((12, 2), (24, 6), (80, 6))
+_SIZES = ((12, 2), (24, 5), (80, 5))
 """Calls and actions of the problems that are timed alone, for they are large."""
 _TIMED = 24
 """Problems of each size."""
@@ -43,7 +43,7 @@ def ask(settings: Settings, options: Options) -> Answer:
     answer, task = Answer(), {"problems": options.problems}
     for part in ("drawn", *(f"{n} calls, {k} actions" for n, k in _SIZES)):
         rows = common.measured("plangap", settings, part=part, **task)
-        is_bar = part == "80 calls, 6 actions"
+        is_bar = part == "80 calls, 5 actions"
         answer.add(part, rows, *judge(rows, is_timed=is_bar), head="problems")
     return answer
 
@@ -108,7 +108,7 @@ def _gap(problem: PlanningProblem, plan: Plan, best: Plan) -> float:
 
 
 def _drawn(
-    seed: int, n_problems: int, n_calls: int = 0, n_actions: int = 6
+    seed: int, n_problems: int, n_calls: int = 0, n_actions: int = 5
 ) -> Iterator[tuple[dict[str, Any], PlanningProblem]]:
     """Draw problems of every kind in turn; of 6 to 32 calls if no number is given."""
     rng = np.random.default_rng(seed)

@@ -251,9 +251,6 @@ def _docstrings_below(
             yield from _docstrings_below(child)
 
 
-# ------------------------------------------------------------------ the task
-
-
 class ClassifierOutput(NamedTuple):
     """What the classifier returns."""
 

@@ -202,9 +202,6 @@ def _copied(value: Any) -> Any:
     return found
 
 
-# ------------------------------------------------------------------ of a layer, a model
-
-
 def held_objects(modules: Iterable[nn.Module]) -> list[dict[str, Any]]:
     """Return the attributes of the plain objects among the modules' attributes."""
     found: dict[int, dict[str, Any]] = {}

@@ -42,13 +42,9 @@ from mimose.torch_private import (
     version_of,
 )
 
-# ------------------------------------------------------------ context
-
 _CPU = torch.default_generator
 _WITHOUT = frozenset(("cpu", "meta"))
 """Device types without a random state beyond the CPU's."""
-
-# ------------------------------------------------------------------------ random state
 
 
 def accelerators(tensors: Iterable[object]) -> tuple[torch.device, ...]:
@@ -85,9 +81,6 @@ def saved_random_state(devices: Iterable[torch.device] = ()) -> Callable[[], Non
     return restore
 
 
-# ---------------------------------------------------------------------------- autocast
-
-
 def _casts(kinds: tuple[str, ...]) -> list[dict[str, Any]]:
     """Return the autocast settings by device type."""
     return [
@@ -100,8 +93,6 @@ def _casts(kinds: tuple[str, ...]) -> list[dict[str, Any]]:
         for kind in kinds
     ]
 
-
-# ------------------------------------------------------------------------------- flags
 
 _OPEN: Any = object()
 """Stands for a flag that cannot be read, and so stays unchanged."""
@@ -153,9 +144,6 @@ def settle_flags(device: torch.device) -> None:
         choose_attention(torch.empty(1, 1, 1, 8, dtype=torch.half, device=device))
 
 
-# -------------------------------------------------------------------------------- both
-
-
 class Context:
     """The random state, autocast and flags around a call that begins now.
 
@@ -194,11 +182,7 @@ class Context:
                 _set_flags(flags)
 
 
-# ------------------------------------------------------------ side effects
-
 OBJECT_CHANGES = "it changes an object that it receives"
-
-# ----------------------------------------------------------------- tensors that change
 
 
 class TensorSlot:
@@ -329,9 +313,6 @@ def running_statistics(modules: Iterable[nn.Module]) -> list[TensorSlot]:
     ]
 
 
-# -------------------------------------------------------------------------- generators
-
-
 class Generator(NamedTuple):
     """A random generator that torch does not save."""
 
@@ -369,9 +350,6 @@ def generators(modules: Iterable[nn.Module]) -> list[Generator]:
     return [*_GLOBAL, *(each for each in own if each is not None)]
 
 
-# ---------------------------------------------------------------------- the first call
-
-
 class FirstCall:
     """Finds what the first call of a layer changes; made before its forward.
 
@@ -405,9 +383,6 @@ class FirstCall:
             if pickle.dumps(each.read()) != pickle.dumps(state):
                 return f"its forward draws from {each.name}"
         return ""
-
-
-# ----------------------------------------------------------------- what a call is given
 
 
 class Given:

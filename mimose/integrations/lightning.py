@@ -124,8 +124,6 @@ class MimoseCallback(SessionCallback, _Base):
         self._undo_repeats: Callable[[], object] | None = None
         self._has_warned = self._is_evaluating = False
 
-    # ------------------------------------------------------------------ calls
-
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """Check that `training_step` is not compiled as a whole.
 
@@ -242,8 +240,6 @@ class MimoseCallback(SessionCallback, _Base):
             scout.remove()
         self._scouts = None
 
-    # ------------------------------------------------------------------ state
-
     @property
     def state_key(self) -> str:
         """The key of the state in a checkpoint; it names the module."""
@@ -268,9 +264,6 @@ class MimoseCallback(SessionCallback, _Base):
             self._recall(self.learned)
 
 
-# ------------------------------------------------------------------ the root
-
-
 def _holders(top: nn.Module, layers: Collection[nn.Module]) -> list[nn.Module]:
     """Return the modules that have a forward and hold layers, outermost first."""
     wanted = set(map(id, layers))
@@ -282,8 +275,6 @@ def _holders(top: nn.Module, layers: Collection[nn.Module]) -> list[nn.Module]:
         and ("forward" in vars(module) or type(module).forward not in _UNWRITTEN)
     ]
 
-
-# ------------------------------------------------------------------ repeated steps
 
 _MAKES = "_make_closure"
 """The method of Lightning's loop that makes a closure. If Lightning renames it, steps

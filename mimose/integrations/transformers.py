@@ -119,8 +119,6 @@ class MimoseCallback(SessionCallback, TrainerCallback, ExportableState):
         root = (lambda: None) if module is None else weakref.ref(module)
         MimoseCallback._last = budget, root, options
 
-    # ------------------------------------------------------------------ calls
-
     def on_init_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Check the trainer's settings, and wrap its `train`.
 
@@ -252,9 +250,6 @@ def _saved_state(state: Any, name: str) -> Mapping[str, Any]:
     if isinstance(saved, list):
         saved = saved[-1] if saved else None
     return {} if saved is None else saved.get("attributes", {})
-
-
-# ------------------------------------------------------------------ full batches
 
 
 def fill_budget(
@@ -716,9 +711,6 @@ def _why_not_rounded(
             if most <= n < rounded:
                 return f"{rounded} would pass the greatest length, {n}"
     return ""
-
-
-# ------------------------------------------------------------------ the trainer
 
 
 def _calling() -> Trainer | None:

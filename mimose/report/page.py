@@ -55,9 +55,6 @@ _LONGEST_REASON = 120
 _LEAST_WINDOW = 50
 
 
-# ------------------------------------------------------------------ the main numbers
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Headline(Totals):
     """The main numbers of a run: the page's, and those of ``mimose report``."""
@@ -227,9 +224,6 @@ def counted(number: int, noun: str) -> str:
     ('1 step', '1,200 steps')
     """
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
-
-
-# ------------------------------------------------------------------ the page
 
 
 def write_page(
@@ -414,9 +408,6 @@ def _rates(steps: _Steps, window: int) -> _Json:
     return {"hits": _thinned(100 * hits), "share": _thinned(100 * share)}
 
 
-# ------------------------------------------------------------------ the map of layers
-
-
 def _layers(steps: _Steps) -> _Json:
     """Return the last plan of each shape, by layer call, the smallest shape first."""
     last = dict(zip(steps.shapes, steps.records, strict=True))
@@ -479,9 +470,6 @@ def _some(rows: list[_Each], most: int) -> list[_Each]:
     """Return at most this many items at even distances, the last one included."""
     n_drawn = min(len(rows), most)
     return [rows[(i + 1) * len(rows) // n_drawn - 1] for i in range(n_drawn)]
-
-
-# ------------------------------------------------------------------ tables
 
 
 def _shapes(steps: _Steps) -> _Json:

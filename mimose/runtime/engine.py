@@ -44,7 +44,7 @@ from mimose.inputs.patch import Patch
 from mimose.inputs.placement import only_device
 from mimose.memory.meters import Meter, make_meter
 from mimose.memory.wall import OptimizerKind, OptimizerWatch, make_memory_limit
-from mimose.planners import Planner, refiner_of
+from mimose.planners import Planner
 from mimose.policy import Policy
 from mimose.predictors import Estimator
 from mimose.records import Records
@@ -93,7 +93,7 @@ class Options:
     grace: float | str | None = None
     """By how much a backward may pass the budget; see `mimose.attach`."""
     refine: bool = True
-    """Whether there is a worker thread, which also improves plans."""
+    """Whether there is a worker thread."""
     host: Host | None = None
     """Holds tensors in the host's memory, within its budget."""
     byte_flops: float | None = None
@@ -194,7 +194,6 @@ class Engine:
             meter.noise_bytes,
             options.cache_size,
             raises=not options.warns and not meter.reads_peak,
-            refiner=refiner_of(planner) if options.refine else None,
         )
         self.findings = Findings(names, self.learner)
         self.layers = [

@@ -105,9 +105,6 @@ def _is_in_bad_fork() -> bool:
     return False
 
 
-# ------------------------------------------------------------------ random state
-
-
 def fill_default_generators() -> None:
     """Fetch the devices' own generators, once they are there."""
     global default_generators
@@ -135,9 +132,6 @@ def manual_seed_all(seed: int) -> None:
     """Set the seed of all devices."""
     for generator in default_generators:
         generator.manual_seed(seed)
-
-
-# ------------------------------------------------------------------ streams, waits
 
 
 def Stream(device: Device = None, priority: int = 0) -> torch.Stream:

@@ -118,7 +118,7 @@ def test_each_runs(sim, name, monkeypatch, tmp_path):
     monkeypatch.setattr(prediction, "_LEAST_DEVICE_GROWTH_BYTES", 2**20)
     monkeypatch.setattr(soak, "_N_SEEN", 6)
     monkeypatch.setattr(plangap, "_TIMED", 1)
-    monkeypatch.setattr(plangap, "_SIZES", ((24, 6),))
+    monkeypatch.setattr(plangap, "_SIZES", ((24, 5),))
     monkeypatch.setattr(prediction, "_LEAST_GROWTH_BYTES", 2**20)
     monkeypatch.setattr(tight, "_SHARE", 0.34)
 

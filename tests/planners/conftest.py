@@ -79,6 +79,31 @@ def _random(rng, n_calls, n_actions=2, *, host=False):
     )
 
 
+def _whole_menu(rng, kind, n_calls, **options):
+    """Measured layers that may also pool or offload some of what they hold."""
+    made = draw_problem(rng, kind, n_calls, **options)
+    left = (made.held_bytes[:, 0] - made.held_bytes[:, -1])[:, None]
+    packed = np.rint(left * rng.uniform([0.2, 0.8], [0.7, 1.0]))
+    beyond_keep = {
+        "allowed": False,
+        "held_bytes": -packed,
+        "forward_transient_bytes": 0,
+        "backward_transient_bytes": packed,
+        "host_bytes": packed * [0, 1],
+        "cost": made.cost[:, -1:] * rng.uniform([0, 0], [0.3, 1.2]),
+    }
+    tables = {}
+    for name, more in beyond_keep.items():
+        table = getattr(made, name)
+        tables[name] = np.insert(table, [4, 4], table[:, :1] + more, axis=1)
+    return replace(
+        made,
+        actions=(*made.actions[:4], "pool", "offload", "recompute"),
+        lossy=frozenset({"pool"}),
+        **tables,
+    )
+
+
 def _every_choice(problem):
     """All (N, C) choices that are allowed and keep the host budget."""
     options = [row.nonzero()[0] for row in problem.allowed]
@@ -101,6 +126,7 @@ def make():
         problem=_problem,  # of C calls: fields not given are zero, the budget infinite
         random=_random,  # arbitrary whole numbers
         measured=draw_problem,  # the proportions of measured layers
+        whole_menu=_whole_menu,  # seven actions: finer ones, a lossy one, the host
         between=_budget_between,  # the budget is a share of the way to keeping all
         choices=_every_choice,  # all that are allowed
         cheapest=_cheapest,  # the least cost of all choices within the budgets

@@ -34,13 +34,16 @@ def planner(planner_name):
     return MAKERS[planner_name]()
 
 
-@pytest.fixture(params=["random", "six actions"])
+@pytest.fixture(params=["random", "five actions", "whole menu"])
 def problem(request, rng, make):
     """Each kind of problem in turn, half-way between least peak and keeping all."""
-    if request.param == "random":
-        made = make.random(rng, 8, 4, host=True)
-    else:
-        made = make.measured(rng, "mixture", 12, jitter=0.02, masked=True)
+    made = {
+        "random": lambda: make.random(rng, 8, 4, host=True),
+        "five actions": lambda: make.measured(
+            rng, "mixture", 12, jitter=0.02, masked=True
+        ),
+        "whole menu": lambda: make.whole_menu(rng, "layers", 12),
+    }[request.param]()
     return make.between(made, 0.5)
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from mimose.planners import Optimal, Search, optimal, peak_bytes, refiner_of
+from mimose.planners import Optimal, Search, optimal, peak_bytes
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_out_of_time(unproved, monkeypatch, caplog):
     monkeypatch.setattr(optimal, "solve", lambda *_: (None, False))
     with caplog.at_level(logging.WARNING):
         plan = Optimal(time_limit_seconds=0.5).plan(unproved)
-    assert refiner_of(Search()).plan(unproved).actions == plan.actions
+    assert Search(width=4096).plan(unproved).actions == plan.actions
     assert plan.planner == "optimal"
     assert "0.5 s" in caplog.text
 

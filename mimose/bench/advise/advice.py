@@ -40,9 +40,6 @@ _ABOVE = 1.0 + 1e-6
 _ROUNDING = 1e-9
 
 
-# ------------------------------------------------------------------ lines
-
-
 def memory_of(measured: Measured, budget_bytes: float) -> Series | None:
     """Fit a method's bytes by batch; None with too few steps.
 
@@ -174,9 +171,6 @@ def model_of(
     seconds = fit_series(sizes, took, intercept=fixed if fixed and fixed > 0 else None)
     is_fitted = not (seconds.refused or method.plans)
     return Model(memory, seconds, sizes, took, method.parts, is_fitted)
-
-
-# ------------------------------------------------------------------ the answer
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -334,33 +328,35 @@ def _answer(
 ) -> tuple[str, tuple[str, ...]]:
     """Return yes, no or not known, and what to use or what might be faster."""
     plain = next(each for each in methods if each.name == PLAIN)
-    exact = [each for each in methods if each.is_exact and each.name != PLAIN]
     untimed = [
         each
-        for each in exact
-        if math.isnan(each.sample_seconds)
+        for each in methods
+        if each.is_exact
+        and each.name != PLAIN
+        and math.isnan(each.sample_seconds)
         and not (each.why_not and each.name in _NOT_FOR_ALL)
     ]
     names = choice.names if choice is not None else ()
-    others = tuple(each for each in names if each != PLAIN)
-    if plain.fits is None:
-        return "not known", ()
-    if is_close(measurements, budget):
-        return "not known", others
-    if plain.fits:
-        if names and PLAIN not in names:
-            is_known = not math.isnan(plain.sample_seconds)
-            return "yes" if is_known else "not known", others
-        open_ = [each.name for each in untimed if each.fits is not False]
-        rivals = [name for name in (*others, *open_) if name in MAY_BE_FASTER]
-        if rivals:
-            return "not known", tuple(rivals)
-        return ("no" if names else "not known"), ()
-    use = names or tuple(each.name for each in untimed if each.fits)
-    if use:
-        return "yes", use
-    open_ = [each.name for each in untimed if each.fits is None]
-    return ("not known" if open_ else "no"), tuple(open_)
+    others = tuple(name for name in names if name != PLAIN)
+    is_slower = bool(names) and PLAIN not in names
+    is_timed = not math.isnan(plain.sample_seconds)
+    may_fit = tuple(each.name for each in untimed if each.fits is not False)
+    rivals = tuple(name for name in others + may_fit if name in MAY_BE_FASTER)
+    fitting = names or tuple(each.name for each in untimed if each.fits)
+    open_ = tuple(each.name for each in untimed if each.fits is None)
+    decisions = (
+        (plain.fits is None, "not known", ()),
+        (is_close(measurements, budget), "not known", others),
+        (plain.fits and is_slower and is_timed, "yes", others),
+        (plain.fits and is_slower, "not known", others),
+        (plain.fits and rivals, "not known", rivals),
+        (plain.fits and names, "no", ()),
+        (plain.fits, "not known", ()),
+        (fitting, "yes", fitting),
+        (open_, "not known", open_),
+        (True, "no", ()),
+    )
+    return next((answer, use) for holds, answer, use in decisions if holds)
 
 
 def plain_bytes(measurements: Measurements) -> float:
@@ -456,9 +452,6 @@ def _verdict(
         why = f"within {_NOTHING:.0%} of plain training's"
         return {"interval": interval, "no_verdict": why}
     return {"interval": interval, "verdict": "raises" if ratio > 1.0 else "lowers"}
-
-
-# ------------------------------------------------------------------ noise and choice
 
 
 def n_readings(steps: Sequence[Step]) -> int:

@@ -67,9 +67,6 @@ _BEGINNING = 0.3
 """About the seconds in which a turn builds its model."""
 
 
-# ------------------------------------------------------------------ what was measured
-
-
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Step:
     """The needs of a step of one size."""
@@ -155,9 +152,6 @@ def _tuples(reply: Any) -> Any:
     if isinstance(reply, dict):
         return {key: _tuples(value) for key, value in reply.items()}
     return tuple(map(_tuples, reply)) if isinstance(reply, list) else reply
-
-
-# ------------------------------------------------------------------ in a child process
 
 
 def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
@@ -404,9 +398,6 @@ def pace_of(device: str) -> Callable[[], float]:
 
     pace()
     return pace
-
-
-# ------------------------------------------------------------------ in this process
 
 
 def measure(settings: Settings, tell: Tell = lambda _, __: None) -> Measurements:

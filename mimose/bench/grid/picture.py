@@ -145,9 +145,6 @@ def _draw_published(axes: Axes, workload: str) -> None:
         )
 
 
-# ------------------------------------------------------------- demonstration
-
-
 def draw_demo(rows: Sequence[GridRow], path: Path) -> None:
     """Draw peaks against lengths, and the costs of each strategy.
 

@@ -296,8 +296,6 @@ class WorkloadRun:
         )
         return [row for cell in cells for row in self._rows[cell]]
 
-    # -------------------------------------------------------------- beginning
-
     def _probe(self) -> dict[str, int]:
         """Return the bytes of the longest batch, everything kept and recomputed.
 
@@ -369,8 +367,6 @@ class WorkloadRun:
         self._children[cell] = child
         return child
 
-    # -------------------------------------------------------------- training
-
     def _take_turns(self) -> None:
         order = list(self._children)
         for first in range(0, self._settings.n_batches, TURN):
@@ -433,8 +429,6 @@ class WorkloadRun:
             with self._noting_failure(cell, -1):
                 self._start(cell).receive()
             self._take_turns()
-
-    # -------------------------------------------------------------- rows
 
     @contextlib.contextmanager
     def _noting_failure(self, cell: Cell, step: int) -> Iterator[None]:

@@ -112,9 +112,6 @@ class Strategy:
     """Whether it depends on the budget."""
 
 
-# ------------------------------------------------------------- this library
-
-
 class _Planned(Applied):
     """A session of this library, with its menu of actions."""
 
@@ -265,8 +262,6 @@ def _shows_more(setup: Setup, teacher: Session) -> bool:
         shows |= record.phase == "plan" and record.predicted_growth_bytes is None
     return shows
 
-
-# ------------------------------------------------------------- the published system
 
 _COLLECTED = 10
 """Iterations of sheltered execution; the paper says 10 to 30."""
@@ -423,9 +418,6 @@ def _quadratic(samples: list[tuple[int, float]]) -> Callable[[float], Any]:
     sizes, values = np.array(samples, dtype=float).T
     degree = min(2, len(set(sizes.tolist())) - 1)
     return np.polynomial.Polynomial.fit(sizes, values, degree)
-
-
-# ------------------------------------------------------------- transformers
 
 
 class _Transformers(Applied):

@@ -233,9 +233,6 @@ def compare(summaries: Sequence[CellSummary], other: str) -> Comparison | None:
     return Comparison(other, len(kept), seconds, flops_ratio)
 
 
-# ------------------------------------------------------------- words
-
-
 def show(summaries: Sequence[CellSummary], console: Console) -> None:
     """Print a table for each workload, one of all cells, and sentences."""
     for workload in dict.fromkeys(summary.workload for summary in summaries):

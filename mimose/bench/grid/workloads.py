@@ -87,9 +87,6 @@ def largest(sizes: Sequence[Sizes]) -> list[Sizes]:
     return [each for i, each in enumerate(found) if each not in found[:i]]
 
 
-# ------------------------------------------------------------- published tasks
-
-
 def _sized(
     config: str,
     model: str,
