@@ -430,7 +430,8 @@ def _token_counts(
                 "mean over"
             )
             raise ValueError(msg)
-    return later if is_shifted else every
+    counts: _Floats = later if is_shifted else every
+    return counts
 
 
 def _counted(loss: Callable[[Any], Any], batch: Any, rows: Rows) -> _Floats:

@@ -29,7 +29,8 @@ OUTSIDE = "outside"
 _REPLACED, _COPY, _OTHER = "replaced", "copy", "other"
 _MOST_NAMES = 3
 _MANY = 8
-"""Steps of other optimizers, before the model has run, until a message says so."""
+"""Steps of other optimizers, before the model has run, until a message says so. The
+critic of a WGAN takes five before its generator's first."""
 
 _SENTENCES = {
     EVALUATION: (
