@@ -358,7 +358,9 @@ def _rise_after_copies(
         pattern: Its calls.
         rise: The peak with the copies.
     """
-    retained = model.predict(("retained", *head_key(step_input, "head")), step_input.sizes)
+    retained = model.predict(
+        ("retained", *head_key(step_input, "head")), step_input.sizes
+    )
     late = rise + sum({e.layer: model.copied_bytes(e) for e in pattern.calls}.values())
     no_copies = "transient", *head_key(step_input, "rise")
     if not model.why_unknown(no_copies, step_input.sizes):
