@@ -108,9 +108,8 @@ class CostModel:
         made: dict[int, float] = {}
         held: dict[int, float] = {}
         for call, action in zip(calls, actions, strict=True):
-            own = made[call.layer] = self.copied_bytes(call)
-            if action != self.menu.first:
-                own = self.copied_bytes(call, action)
+            made[call.layer] = self.copied_bytes(call)
+            own = self.copied_bytes(call, action)
             held[call.layer] = max(own, held.get(call.layer, 0.0))
         return sum(made.values()) - sum(held.values())
 

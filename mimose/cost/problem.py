@@ -331,6 +331,8 @@ class _Head(NamedTuple):
     """Its peak over its start, before the last step's outputs are freed."""
     after_release: float
     """Its peak after that, as if none of them were freed."""
+    after_copies: float
+    """The same after all layers' copies are freed: Note: [Copies]."""
 
 
 def _segment(model: CostModel, step_input: StepInput, key: Key) -> tuple[float, float]:
@@ -340,32 +342,17 @@ def _segment(model: CostModel, step_input: StepInput, key: Key) -> tuple[float, 
     return retained, model.predict(("transient", *key), sizes)
 
 
-def _head(model: CostModel, step_input: StepInput) -> _Head:
+def _head(model: CostModel, step_input: StepInput, pattern: Pattern) -> _Head:
     head, loss = head_key(step_input, "head"), head_key(step_input, "loss")
     retained, before_release = _segment(model, step_input, head)
     after_loss, rise = _segment(model, step_input, loss)
-    return _Head(retained + after_loss, before_release, retained + rise)
-
-
-def _rise_after_copies(
-    model: CostModel, step_input: StepInput, pattern: Pattern, rise: float
-) -> float:
-    """Return the loss's peak after all layers' copies are freed: Note: [Copies].
-
-    Args:
-        model: What was learned.
-        step_input: The step's context and exact sizes.
-        pattern: Its calls.
-        rise: The peak with the copies.
-    """
-    retained = model.predict(
-        ("retained", *head_key(step_input, "head")), step_input.sizes
-    )
     late = rise + sum({e.layer: model.copied_bytes(e) for e in pattern.calls}.values())
     no_copies = "transient", *head_key(step_input, "rise")
     if not model.why_unknown(no_copies, step_input.sizes):
-        late = min(late, retained + model.predict(no_copies, step_input.sizes))
-    return late
+        late = min(late, model.predict(no_copies, step_input.sizes))
+    return _Head(
+        retained + after_loss, before_release, retained + rise, retained + late
+    )
 
 
 def fill_problem(
@@ -392,7 +379,7 @@ def fill_problem(
     held, forward, backward, cost, host = table[layout.of_call].transpose(1, 0, 2)
     retained = np.array([layer.retained_bytes() for layer in layers], dtype=float)
     gaps = [_segment(model, step_input, gap_key(step_input, g)) for g in layout.gaps]
-    head, released = _head(model, step_input), memory.released_bytes
+    head, released = _head(model, step_input, pattern), memory.released_bytes
     rise = max(head.before_release, head.after_release - released)
     between = [gaps[at] for at in layout.of_gap]
     between.append((head.retained - released, rise))
@@ -485,13 +472,12 @@ def plan_growth(
         copied = model.copied_bytes(call, actions[index])
         peaks[2 * index + 2 : at_head] -= copied
         twice += copied
-    head = _head(model, step_input)
+    head = _head(model, step_input, pattern)
     before = (0.0, *peaks[:at_head], level - twice + head.before_release)
     rises = level + head.after_release
     if pattern.copies_end == "loss":
         gone = model.copies_gone(pattern.calls, actions)
-        late = _rise_after_copies(model, step_input, pattern, head.after_release)
-        over = max(late - gone, head.retained)
+        over = max(head.after_copies - gone, head.retained)
         rises = level - twice + over
     # In the problem the release is part of the head.
     after = (rises, *(peaks[at_head + 1 :] + released_bytes))
