@@ -367,8 +367,8 @@ many steps measure actions of which little is known. As many steps in a row with
 plan log a warning."""
 _RIGHT = 4
 """After this many right predictions of new plans in a row, new plans run without
-measurement within the measured sizes, until one is not right. So BERT-large measures 14
-steps of 180 in place of 32; no plan and no prediction changed."""
+measurement within the measured sizes, until one is not right. Of 80 steps of four
+layers of BERT-large 16 are measured, not 32, with the same FLOPs and errors."""
 _LARGE = 0.5
 """Steps with less growth, as a share of the headroom, do not change the margin, because
 their readings are mostly noise."""

@@ -148,10 +148,10 @@ class Series:
 
     def _answer(self, sizes: Sizes, scale: float) -> tuple[float, str]:
         """Return both; a plan asks for them several times."""
-        asked = sizes, scale
-        if self._last is None or self._last[0] != asked:
-            self._last = asked, self._find_answer(*asked)
-        return self._last[1]
+        asked, last = (sizes, scale), self._last
+        if last is None or last[0] != asked:  # another thread may ask, too
+            last = self._last = asked, self._find_answer(*asked)
+        return last[1]
 
     def _find_answer(self, sizes: Sizes, scale: float) -> tuple[float, str]:
         if not self.readings:
