@@ -17,6 +17,7 @@ changes them. A layer that does is kept from then on.
 from __future__ import annotations
 
 import functools
+import operator
 import threading
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -69,6 +70,7 @@ _INPUT_EDITED = "its input was edited in place before its backward"
 _OTHER_TENSORS = "recomputing it gave other tensors"
 
 _Kind: TypeAlias = tuple[torch.Size, torch.dtype, torch.device]
+_KIND: Callable[[torch.Tensor], _Kind] = operator.attrgetter("shape", "dtype", "device")
 
 
 class Recompute:
@@ -320,7 +322,7 @@ class Region:
 
     def _pack(self, tensor: torch.Tensor) -> _Holder:
         holder = _Holder()
-        holder.kind = tensor.shape, tensor.dtype, tensor.device
+        holder.kind = _KIND(tensor)
         self._holders.append(weakref.ref(holder))
         return holder
 
@@ -397,8 +399,7 @@ class Region:
                 tensor = tensor.detach()
             holder = left.pop()()
             if holder is not None:
-                kind = tensor.shape, tensor.dtype, tensor.device
-                is_same = is_same and kind == holder.kind
+                is_same = is_same and _KIND(tensor) == holder.kind
                 if only is None or holder is only:
                     holder[task] = tensor
             if ends_early and not left:

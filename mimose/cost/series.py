@@ -75,6 +75,8 @@ class Series:
     """Of these readings, if it was made already."""
     why_not: str = ""
     """Why there is no fit: an estimator that fails is a reason, never an error."""
+    _last: tuple[tuple[Sizes, float], tuple[float, str]] | None = None
+    """The last shape and scale that were asked for, and the answer."""
 
     @property
     def has_fit(self) -> bool:
@@ -133,23 +135,7 @@ class Series:
             sizes: The shape.
             scale: The growth of a step in bytes, of which tolerances are shares.
         """
-        if not self.readings or len(sizes) != len(self.high):
-            return 0.0
-        kind, own = self.kind, self.readings.get(sizes, ())
-        fit, value = self.fit(), math.nan
-        if fit is not None and (not own or fit.is_trusted(scale)):
-            value, _ = _answer(fit, sizes, scale)
-        if math.isnan(value):
-            value = self._by_readings(own)
-        if kind.is_transient and len(own) >= _REPEATS:
-            value = max(value, median(own))
-        return max(0.0, value) if kind.nonnegative else value
-
-    def _by_readings(self, own: tuple[float, ...]) -> float:
-        """Return the readings' value at this shape; without any, the largest of all."""
-        if not own:
-            return self.most
-        return max(own) if self.kind.nonnegative else median(own)
+        return self._answer(sizes, scale)[0]
 
     def why_unknown(self, sizes: Sizes, scale: float = 0.0) -> str:
         """Return why a prediction at these sizes is not trusted; "" if it is.
@@ -158,23 +144,44 @@ class Series:
             sizes: The shape.
             scale: As for `predict`.
         """
+        return self._answer(sizes, scale)[1]
+
+    def _answer(self, sizes: Sizes, scale: float) -> tuple[float, str]:
+        """Return both; a plan asks for them several times."""
+        asked, last = (sizes, scale), self._last
+        if last is None or last[0] != asked:  # another thread may ask, too
+            last = self._last = asked, self._find_answer(*asked)
+        return last[1]
+
+    def _find_answer(self, sizes: Sizes, scale: float) -> tuple[float, str]:
         if not self.readings:
-            return NEVER
+            return 0.0, NEVER
         if len(sizes) != len(self.high):
-            return "measured with another number of sizes"
-        own = self.readings.get(sizes, ())
-        if len(own) >= (_REPEATS if self.kind.noise else 1):
-            return ""
-        fit, why_not = self.fit(), self.why_not
-        if fit is not None:
-            if not fit.is_trusted(scale):
-                n_shapes = len(self.readings)
-                return f"{n_shapes} shapes measured, not enough to trust a fit"
-            reason = fit.outside(sizes, self.high, scale)
-            if reason:
-                return reason
-            _, why_not = _answer(fit, sizes, scale)
-        return f"the predictor failed: {why_not}" if why_not else ""
+            return 0.0, "measured with another number of sizes"
+        kind, own = self.kind, self.readings.get(sizes, ())
+        fit, value, failure = self.fit(), math.nan, self.why_not
+        is_trusted = fit is not None and fit.is_trusted(scale)
+        if fit is not None and (is_trusted or not own):
+            value, failure = _asked(fit, sizes, scale)
+        why_not = f"the predictor failed: {failure}" if failure else ""
+        if len(own) >= (_REPEATS if kind.noise else 1):
+            why_not = ""
+        elif fit is not None and not is_trusted:
+            n_shapes = len(self.readings)
+            why_not = f"{n_shapes} shapes measured, not enough to trust a fit"
+        elif fit is not None:
+            why_not = fit.outside(sizes, self.high, scale) or why_not
+        if math.isnan(value):
+            value = self._by_readings(own)
+        if kind.is_transient and len(own) >= _REPEATS:
+            value = max(value, median(own))
+        return max(0.0, value) if kind.nonnegative else value, why_not
+
+    def _by_readings(self, own: tuple[float, ...]) -> float:
+        """Return the readings' value at this shape; without any, the largest of all."""
+        if not own:
+            return self.most
+        return max(own) if self.kind.nonnegative else median(own)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the readings as lists, ready for JSON; fits are made anew."""
@@ -199,7 +206,7 @@ def _predicts(fit: Fit, sizes: Sizes, high: Sizes, value: float) -> bool:
     return abs(fit.predict(sizes) - value) <= 1e-9 * max(1.0, abs(value))
 
 
-def _answer(fit: Fit, sizes: Sizes, scale: float) -> tuple[float, str]:
+def _asked(fit: Fit, sizes: Sizes, scale: float) -> tuple[float, str]:
     """Ask a fit; NaN where it fails, and why it did."""
     try:
         value = fit.predict(sizes, scale)

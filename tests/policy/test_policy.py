@@ -64,6 +64,28 @@ def test_stepping_down_uses_the_room_little_by_little(toys, meter):
     assert 0 < kept[0] < kept[1] < kept[2] == kept[3] == 8
 
 
+def test_new_plans_are_measured_until_predictions_are_right(toys, meter):
+    """And again after one that is not."""
+    model = toys.chain(4)
+
+    def n_measured():
+        return session.state_dict()["cost_model"]["n_steps"]
+
+    with mimose.attach(model, "1TiB", meter=meter) as session:
+        toys.train(model, [toys.inputs(n) for n in (96, *range(16, 36))])
+        settled = n_measured()
+        assert settled < 16
+        toys.train(model, [toys.inputs(n) for n in range(36, 44)])
+        assert settled == n_measured()
+        loss = model(toys.inputs(44)).sum()
+        meter.extra_bytes = 2**20  # what no layer holds
+        loss.backward()
+        meter.extra_bytes = 0
+        model.zero_grad()
+        toys.train(model, [toys.inputs(n) for n in range(45, 53)])
+        assert settled + 4 == n_measured()
+
+
 def test_autocast_has_its_own_plans(toys, meter):
     """Steps under autocast are another context than those without."""
     model = toys.chain(4)
