@@ -54,6 +54,7 @@ from mimose.cost.problem import (
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.planners import InfeasibleBudgetError as _Infeasible
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
+from mimose.planners.actions import REBUILDING
 from mimose.planners.timeline import judge
 from mimose.predictors import REACH, SafetyMargin, SizeMap
 from mimose.records import Phase
@@ -273,6 +274,12 @@ class Decision:
     """Whether recomputations run to their end, as on another rank."""
     reason: str = ""
     """Why it is not an ordinary step; "" if it is."""
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether a layer rebuilds single tensors."""
+        names = () if self.chosen is None else self.chosen.plan.actions
+        return not {spec.name for spec in REBUILDING}.isdisjoint(names)
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -396,7 +396,9 @@ class Driver:
             self._hid = kind if hides else None
         # Steps whose layer calls vary may run less.
         pattern = self._learner.model.patterns.get(whole.context)
-        if not (found.cache_hit or (pattern is not None and pattern.may_vary)):
+        may_vary = pattern is not None and pattern.may_vary
+        # What is rebuilt just before it is needed may need less than recomputing all.
+        if not (found.cache_hit or may_vary or found.rebuilds):
             engine.checks.raise_if_infeasible(whole, memory.start_bytes)
         window.planned, window.decision = whole, found
         if found.reason == SEVERAL_BACKWARDS:

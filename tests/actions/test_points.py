@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import mimose
+from mimose.actions import selective
 from mimose.actions.points import corners, few
 from mimose.cost.prices import prices_of
 
@@ -69,54 +70,141 @@ def test_bytes_are_known_before_an_action_ran(toys, meter):
         assert told.held_bytes[:, 0].sum() - n_bytes == pytest.approx(freed, rel=0.05)
 
 
-class Deep(nn.Module):
-    """Some products with what is cheap between them."""
+class Hidden(nn.Module):
+    """One element of what nobody saves is edited where autograd does not see it."""
+
+    at, amount = -1, 0.0
 
     def __init__(self):
         super().__init__()
-        parts = [part for _ in range(3) for part in (nn.Linear(64, 64), nn.GELU())]
-        self.layer = nn.Sequential(*parts, nn.Linear(64, 64))
+        torch.manual_seed(3)
+        self.a, self.b = nn.Linear(64, 512), nn.Linear(512, 64)
 
-    def forward(self, x):
+    def forward(self, x, at=-1, fill=0.0):
+        """Pad a side, and edit an element."""
+        h = torch.tanh(self.a(x)) * 2.0
+        at = max(at, self.at)
+        if at >= 0:
+            with torch.no_grad():
+                h.view(-1)[at] += 1.0
+        h = functional.gelu(h * 2.0)
+        h = functional.pad(h, (0, 1), value=fill) * 3.0
+        return self.b(torch.sigmoid(h)[:, :512])
+
+
+class Normed(nn.Module):
+    """Its norm's epsilon is a number of the module, and in some calls another one."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(3)
+        self.a, self.b = nn.Linear(64, 512), nn.Linear(512, 64)
+        self.norm = nn.LayerNorm(512)
+
+    def forward(self, x, eps):
+        """Normalize between two products."""
+        weight, bias = self.norm.weight, self.norm.bias
+        h = functional.layer_norm(self.a(x), (512,), weight, bias, eps[0])
+        return self.b(functional.gelu(h))
+
+
+class One(nn.Module):
+    """One layer behind something that has a graph."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, *args, **options):
         """Map (rows, 64) to a number."""
-        return self.layer(x * 1.0).square().mean()
+        return self.layer(x * 1.0, *args, **options).square().mean()
 
 
-class Padded(nn.Module):
-    """Its layer's fill is an argument of the call, which no saved tensor shows."""
+class AtOfList(Hidden):
+    """Reads the place from an object that stays the same."""
 
-    def __init__(self):
-        super().__init__()
-        self.before, self.layer = nn.Linear(64, 64), PaddedLayer()
-
-    def forward(self, x, fill):
-        """Map (rows, 64) to a number."""
-        return self.layer(self.before(x), fill=fill).square().mean()
+    def forward(self, x, at):
+        """Pad a side, and edit an element."""
+        return super().forward(x, at.place)
 
 
-class PaddedLayer(nn.Module):
-    """Two paddings, and products between them."""
+class Place:
+    """A plain object."""
 
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(66, 66), nn.Linear(68, 64)
-
-    def forward(self, h, fill):
-        """Pad twice."""
-        h = functional.gelu(self.a(functional.pad(h, (1, 1), value=fill)))
-        return self.b(functional.gelu(functional.pad(h, (1, 1), value=fill)))
+    place = -1
 
 
-def test_an_argument_that_changes_is_an_error_at_once(toys):
-    """Every storage is compared in every call: no step passes with other gradients."""
-    model = Padded()
+@pytest.mark.parametrize("what", ["attribute", "argument", "fill", "object"])
+def test_what_changes_unseen_is_an_error_at_once(toys, what):
+    """One element differs, outside of the stripe whose turn it is; or a side does."""
+    place = Place()
+    model = One(AtOfList() if what == "object" else Hidden())
+    options = {"at": place} if what == "object" else {}
     how = {"actions": "selective", "planner": toys.Always("selective_all")}
     with mimose.attach(model, "1TiB", **how, layers=["layer"]) as session:
         for _ in range(6):
-            model(toys.inputs(8, width=64), 0.0).backward()
+            model(toys.inputs(1024, width=64), **options).backward()
         assert "selective_all" in session.records[-1].actions
-        with pytest.raises(mimose.RecomputationError):
-            model(toys.inputs(8, width=64), 1.0).backward()
+        if what == "object":
+            place.place = 511
+        elif what == "attribute":
+            model.layer.at = 511
+        else:
+            options = {"fill": 1.0} if what == "fill" else {"at": 511}
+        with pytest.raises(mimose.RecomputationError, match="something else"):
+            model(toys.inputs(1024, width=64), **options).backward()
+
+
+def test_an_epsilon_that_changes_is_an_error_at_once(toys):
+    """No node saves it; the deviations that the norm saves tell it."""
+    model, eps = One(Normed()), [1e-5]
+    how = {"actions": "selective", "planner": toys.Always("selective_all")}
+    with mimose.attach(model, "1TiB", **how, layers=["layer"]) as session:
+        for _ in range(6):
+            model(toys.inputs(1024, width=64), eps).backward()
+        assert "selective_all" in session.records[-1].actions
+        eps[0] = 1.1e-5
+        with pytest.raises(mimose.RecomputationError, match="something else"):
+            model(toys.inputs(1024, width=64), eps).backward()
+
+
+def test_calls_in_which_nothing_is_new_compare_a_stripe(toys, monkeypatch):
+    """Each in its turn; new sizes, strides or attributes are compared whole."""
+    model, asked = One(Hidden()), []
+    summed = selective._sum_of
+    monkeypatch.setattr(
+        selective, "_sum_of", lambda t, n: asked.append(n) or summed(t, n)
+    )
+    how = {"actions": "selective", "planner": toys.Always("selective_all")}
+
+    def compared(n_rows, **options):
+        asked.clear()
+        model(toys.inputs(n_rows, width=64), **options).backward()
+        return {*asked} - {None}, None in asked
+
+    with mimose.attach(model, "1TiB", **how, layers=["layer"]):
+        assert [compared(64) for _ in range(3)] == [
+            (set(), True),
+            ({0}, True),  # what comes behind the padding
+            ({1}, True),
+        ]
+        assert compared(96) == (set(), True)
+        assert compared(96)[0]
+        model.layer.other = 1
+        assert compared(96) == (set(), True)
+        assert compared(64)[0]
+        torch.set_num_threads(2)
+        assert compared(64) == (set(), True)
+        torch.set_num_threads(1)
+
+
+def test_stripes_have_every_word(toys):
+    """Together their sums are the whole storage's."""
+    for n in (2**18, 2**18 + 40_001):
+        tensor = torch.randn(n)
+        parts = [selective._sum_of(tensor, at) for at in range(17)]
+        assert sum(parts) == selective._sum_of(tensor, None)
+        assert len({*map(int, parts)}) == 17
 
 
 def test_a_price_follows_the_card_and_the_precision(sim, toys):
