@@ -70,30 +70,12 @@ def test_bytes_are_known_before_an_action_ran(toys, meter):
         assert told.held_bytes[:, 0].sum() - n_bytes == pytest.approx(freed, rel=0.05)
 
 
-class Hidden(nn.Module):
-    """One element of what nobody saves is edited where autograd does not see it."""
-
-    at, amount = -1, 0.0
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(3)
-        self.a, self.b = nn.Linear(64, 512), nn.Linear(512, 64)
-
-    def forward(self, x, at=-1, fill=0.0):
-        """Pad a side, and edit an element."""
-        h = torch.tanh(self.a(x)) * 2.0
-        at = max(at, self.at)
-        if at >= 0:
-            with torch.no_grad():
-                h.view(-1)[at] += 1.0
-        h = functional.gelu(h * 2.0)
-        h = functional.pad(h, (0, 1), value=fill) * 3.0
-        return self.b(torch.sigmoid(h)[:, :512])
+SETTINGS = {"fill": 0.0, "epsilon": 1e-5}
+"""What layers read that nothing shows."""
 
 
-class Normed(nn.Module):
-    """Its norm's epsilon is a number of the module, and in some calls another one."""
+class Two(nn.Module):
+    """Two products, for something to lie between."""
 
     def __init__(self):
         super().__init__()
@@ -101,10 +83,39 @@ class Normed(nn.Module):
         self.a, self.b = nn.Linear(64, 512), nn.Linear(512, 64)
         self.norm = nn.LayerNorm(512)
 
-    def forward(self, x, eps):
-        """Normalize between two products."""
-        weight, bias = self.norm.weight, self.norm.bias
-        h = functional.layer_norm(self.a(x), (512,), weight, bias, eps[0])
+
+class Hidden(Two):
+    """One element of what nobody saves is edited where autograd does not see it."""
+
+    at = -1
+
+    def forward(self, x, at=-1):
+        """Map (rows, 64) to the same."""
+        h = torch.tanh(self.a(x)) * 2.0
+        at = max(at, self.at)
+        if at >= 0:
+            with torch.no_grad():
+                h.view(-1)[at] += 1.0
+        return self.b(functional.gelu(h * 2.0))
+
+
+class Filled(Two):
+    """No node saves what a padding is filled with: here in one row of all."""
+
+    def forward(self, x):
+        """Map (rows, 64) to the same."""
+        h = torch.tanh(self.a(x))
+        h = functional.pad(h, (0, 0, 0, 1), value=SETTINGS["fill"])
+        return self.b(functional.gelu(h * 2.0)[1:])
+
+
+class Normed(Two):
+    """No node saves the epsilon, which counts in one row."""
+
+    def forward(self, x):
+        """Map (rows, 64) to the same."""
+        own = (512,), self.norm.weight, self.norm.bias, SETTINGS["epsilon"]
+        h = functional.layer_norm(self.a(x), *own)
         return self.b(functional.gelu(h))
 
 
@@ -120,82 +131,69 @@ class One(nn.Module):
         return self.layer(x * 1.0, *args, **options).square().mean()
 
 
-class AtOfList(Hidden):
-    """Reads the place from an object that stays the same."""
-
-    def forward(self, x, at):
-        """Pad a side, and edit an element."""
-        return super().forward(x, at.place)
-
-
 class Place:
-    """A plain object."""
+    """A plain object, which stands for no place."""
 
-    place = -1
+    def __lt__(self, other):
+        """Be less than any."""
+        return True
 
 
-@pytest.mark.parametrize("what", ["attribute", "argument", "fill", "object"])
-def test_what_changes_unseen_is_an_error_at_once(toys, what):
-    """One element differs, outside of the stripe whose turn it is; or a side does."""
-    place = Place()
-    model = One(AtOfList() if what == "object" else Hidden())
-    options = {"at": place} if what == "object" else {}
-    how = {"actions": "selective", "planner": toys.Always("selective_all")}
-    with mimose.attach(model, "1TiB", **how, layers=["layer"]) as session:
-        for _ in range(6):
-            model(toys.inputs(1024, width=64), **options).backward()
+N_ROWS = 530
+"""So that tensors are striped: 4 of 17 stripes have a part of a row."""
+
+
+def _always(model):
+    how = {
+        "actions": "selective",
+        "planner": mimose.planners.everywhere("selective_all"),
+    }
+    return mimose.attach(model, "1TiB", **how, layers=["layer"])
+
+
+@pytest.mark.parametrize("what", ["attribute", "argument", "fill", "epsilon"])
+def test_what_changes_unseen_is_an_error_at_once(toys, monkeypatch, what):
+    """In one row, which is outside of the stripe whose turn it is."""
+    model = One({"fill": Filled, "epsilon": Normed}.get(what, Hidden)())
+    x, args = toys.inputs(N_ROWS, width=64) * 1e4, ()
+    x[2] *= 1e-8
+    with _always(model) as session:
+        for _ in range(4):
+            model(x).backward()
         assert "selective_all" in session.records[-1].actions
-        if what == "object":
-            place.place = 511
-        elif what == "attribute":
-            model.layer.at = 511
+        if what == "attribute":
+            model.layer.at = 1024
+        elif what == "argument":
+            args = (1024,)
         else:
-            options = {"fill": 1.0} if what == "fill" else {"at": 511}
+            monkeypatch.setitem(SETTINGS, what, 1.1e-5)
         with pytest.raises(mimose.RecomputationError, match="something else"):
-            model(toys.inputs(1024, width=64), **options).backward()
-
-
-def test_an_epsilon_that_changes_is_an_error_at_once(toys):
-    """No node saves it; the deviations that the norm saves tell it."""
-    model, eps = One(Normed()), [1e-5]
-    how = {"actions": "selective", "planner": toys.Always("selective_all")}
-    with mimose.attach(model, "1TiB", **how, layers=["layer"]) as session:
-        for _ in range(6):
-            model(toys.inputs(1024, width=64), eps).backward()
-        assert "selective_all" in session.records[-1].actions
-        eps[0] = 1.1e-5
-        with pytest.raises(mimose.RecomputationError, match="something else"):
-            model(toys.inputs(1024, width=64), eps).backward()
+            model(x, *args).backward()
 
 
 def test_calls_in_which_nothing_is_new_compare_a_stripe(toys, monkeypatch):
-    """Each in its turn; new sizes, strides or attributes are compared whole."""
+    """Each in its turn; new sizes, attributes and threads are compared whole."""
     model, asked = One(Hidden()), []
     summed = selective._sum_of
     monkeypatch.setattr(
         selective, "_sum_of", lambda t, n: asked.append(n) or summed(t, n)
     )
-    how = {"actions": "selective", "planner": toys.Always("selective_all")}
 
-    def compared(n_rows, **options):
+    def compared(n_rows, *args):
         asked.clear()
-        model(toys.inputs(n_rows, width=64), **options).backward()
-        return {*asked} - {None}, None in asked
+        model(toys.inputs(n_rows, width=64), *args).backward()
+        return {*asked}
 
-    with mimose.attach(model, "1TiB", **how, layers=["layer"]):
-        assert [compared(64) for _ in range(3)] == [
-            (set(), True),
-            ({0}, True),  # what comes behind the padding
-            ({1}, True),
-        ]
-        assert compared(96) == (set(), True)
-        assert compared(96)[0]
+    with _always(model):
+        assert [compared(8) for _ in range(3)] == [{None}, {0}, {1}]
+        assert [compared(12) for _ in range(2)] == [{None}, {0}]
+        assert compared(8) == {1}  # since 12 was compared whole
         model.layer.other = 1
-        assert compared(96) == (set(), True)
-        assert compared(64)[0]
-        torch.set_num_threads(2)
-        assert compared(64) == (set(), True)
-        torch.set_num_threads(1)
+        assert [compared(8) for _ in range(2)] == [{None}, {0}]
+        assert [compared(8, Place()) for _ in range(2)] == [{None}] * 2
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        assert compared(8) == {None}
+        torch.set_num_threads(torch.get_num_threads() - 1)
 
 
 def test_stripes_have_every_word(toys):
