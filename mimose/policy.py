@@ -250,6 +250,8 @@ def _to_come(seen: Sequence[Parts]) -> list[tuple[StepInput, list[SizeMap]]]:
 
 _SPARE = 0.01
 """The share of a step's headroom that is not worth another plan."""
+_LEAST_USABLE = 0.9
+"""A backward is given room for 1.1 bytes for each byte of its growth."""
 _COPIES = 4
 """A plain loss holds at most this many more copies of the logits in float32 than a loss
 by rows."""
@@ -427,6 +429,8 @@ class Policy:
         """By context, how many stages of the ramp-up are passed."""
         self.n_hits = self.n_misses = 0
         self._n_tries = self._n_unplanned = 0
+        self._usable: LRUCache[_Key, float] = LRUCache(cache_size)
+        """By shape, the share of the headroom with which backwards have room."""
 
     # ------------------------------------------------------------------ before a step
 
@@ -971,7 +975,21 @@ class Policy:
         beyond = extrapolation_ratio(self._learner.model, step_input) / (REACH - 1.0)
         headroom = memory.headroom_bytes
         most = self.margin.largest(headroom, 1.0 if is_first else beyond)
-        return memory.start_bytes + most
+        return memory.start_bytes + most * self._usable.get(step_input[:3], 1.0)
+
+    def lacked_room(self, step_input: StepInput) -> None:
+        """Plan a shape for less, because its plan left its backward too little room.
+
+        Otherwise the next step would plan the same. (A plan that rebuilds holds little
+        as its forward ends, so most of its growth is the backward's.)
+
+        Args:
+            step_input: The step.
+        """
+        share = self._usable.get(step_input[:3], 1.0)
+        self._usable[step_input[:3]] = max(_LEAST_USABLE, share - _SPARE)
+        with self._lock:
+            self._cache.pop(step_input[:3], None)
 
     def explain(
         self, step_input: StepInput, memory: Memory
