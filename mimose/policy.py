@@ -429,8 +429,8 @@ class Policy:
         """By context, how many stages of the ramp-up are passed."""
         self.n_hits = self.n_misses = 0
         self._n_tries = self._n_unplanned = 0
-        self._usable: LRUCache[_Key, float] = LRUCache(cache_size)
-        """By shape, the share of the headroom with which backwards have room."""
+        self._usable: LRUCache[_Key, tuple[float, float]] = LRUCache(cache_size)
+        """By shape, a headroom, and its share with which backwards have room."""
 
     # ------------------------------------------------------------------ before a step
 
@@ -975,9 +975,14 @@ class Policy:
         beyond = extrapolation_ratio(self._learner.model, step_input) / (REACH - 1.0)
         headroom = memory.headroom_bytes
         most = self.margin.largest(headroom, 1.0 if is_first else beyond)
-        return memory.start_bytes + most * self._usable.get(step_input[:3], 1.0)
+        return memory.start_bytes + most * self._share_with_room(step_input, memory)
 
-    def lacked_room(self, step_input: StepInput) -> None:
+    def _share_with_room(self, step_input: StepInput, memory: Memory) -> float:
+        own, share = self._usable.get(step_input[:3], (0.0, 1.0))
+        is_same = abs(memory.headroom_bytes - own) <= _SPARE * own
+        return share if is_same else 1.0  # another budget shows it anew
+
+    def lacked_room(self, step_input: StepInput, memory: Memory) -> None:
         """Plan a shape for less, because its plan left its backward too little room.
 
         Otherwise the next step would plan the same. (A plan that rebuilds holds little
@@ -985,9 +990,11 @@ class Policy:
 
         Args:
             step_input: The step.
+            memory: What was held, and the budget.
         """
-        share = self._usable.get(step_input[:3], 1.0)
-        self._usable[step_input[:3]] = max(_LEAST_USABLE, share - _SPARE)
+        share = self._share_with_room(step_input, memory) - _SPARE
+        usable = memory.headroom_bytes, max(_LEAST_USABLE, share)
+        self._usable[step_input[:3]] = usable
         with self._lock:
             self._cache.pop(step_input[:3], None)
 

@@ -236,7 +236,7 @@ class Driver:
             self._n_to_wait, is_gaps = self._n_to_wait - 1, False
         helps = is_gaps or step.keeps(layers)
         if not is_gaps and step.decision.rebuilds and planned is not None:
-            self._policy.lacked_room(planned)
+            self._policy.lacked_room(planned, step.window.memory)
             # Recomputing everything may need more.
             start, peaks = step.window.memory.start_bytes, self._policy.least_peaks
             least = peaks.bound(planned, start, math.inf)
