@@ -66,7 +66,10 @@ def layers_of(layers: Any, units: Any, caller: str = "attach") -> Any:
 
 
 def check_choices(
-    on_infeasible: str, cache_size: int, record_to: str | PathLike[str] | None
+    on_infeasible: str,
+    cache_size: int,
+    record_to: str | PathLike[str] | None,
+    checks: str,
 ) -> None:
     """Make sure that arguments with plain values have allowed ones.
 
@@ -75,6 +78,9 @@ def check_choices(
     """
     if on_infeasible not in ("raise", "warn"):
         msg = f"on_infeasible must be 'raise' or 'warn', got {on_infeasible!r}"
+        raise ValueError(msg)
+    if checks not in ("sampled", "all"):
+        msg = f"checks must be 'sampled' or 'all', got {checks!r}"
         raise ValueError(msg)
     check_integer("cache_size", cache_size)
     is_path = isinstance(record_to, (str, PathLike))

@@ -53,6 +53,7 @@ from mimose.cost.problem import (
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.planners import InfeasibleBudgetError as _Infeasible
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
+from mimose.planners.actions import REBUILDING
 from mimose.planners.timeline import judge
 from mimose.predictors import REACH, SafetyMargin, SizeMap
 from mimose.records import Phase
@@ -248,6 +249,8 @@ def _to_come(seen: Sequence[Parts]) -> list[tuple[StepInput, list[SizeMap]]]:
 
 _SPARE = 0.01
 """The share of a step's headroom that is not worth another plan."""
+_LEAST_USABLE = 0.9
+"""A backward is given room for 1.1 bytes for each byte of its growth."""
 _COPIES = 4
 """A plain loss holds at most this many more copies of the logits in float32 than a loss
 by rows."""
@@ -272,6 +275,12 @@ class Decision:
     """Whether recomputations run to their end, as on another rank."""
     reason: str = ""
     """Why it is not an ordinary step; "" if it is."""
+
+    @property
+    def rebuilds(self) -> bool:
+        """Whether a layer rebuilds single tensors."""
+        names = () if self.chosen is None else self.chosen.plan.actions
+        return not {spec.name for spec in REBUILDING}.isdisjoint(names)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -421,6 +430,8 @@ class Policy:
         """By context, how many stages of the ramp-up are passed."""
         self.n_hits = self.n_misses = 0
         self._n_tries = self._n_unplanned = self._n_right = 0
+        self._usable: LRUCache[_Key, tuple[float, float]] = LRUCache(cache_size)
+        """By shape, a headroom, and its share with which backwards have room."""
 
     # ------------------------------------------------------------------ before a step
 
@@ -935,7 +946,28 @@ class Policy:
         beyond = extrapolation_ratio(self._learner.model, step_input) / (REACH - 1.0)
         headroom = memory.headroom_bytes
         most = self.margin.largest(headroom, 1.0 if is_first else beyond)
-        return memory.start_bytes + most
+        return memory.start_bytes + most * self._share_with_room(step_input, memory)
+
+    def _share_with_room(self, step_input: StepInput, memory: Memory) -> float:
+        own, share = self._usable.get(step_input[:3], (0.0, 1.0))
+        is_same = abs(memory.headroom_bytes - own) <= _SPARE * own
+        return share if is_same else 1.0  # another budget shows it anew
+
+    def lacked_room(self, step_input: StepInput, memory: Memory) -> None:
+        """Plan a shape for less, because its plan left its backward too little room.
+
+        Otherwise the next step would plan the same. (A plan that rebuilds holds little
+        as its forward ends, so most of its growth is the backward's.)
+
+        Args:
+            step_input: The step.
+            memory: What was held, and the budget.
+        """
+        share = self._share_with_room(step_input, memory) - _SPARE
+        usable = memory.headroom_bytes, max(_LEAST_USABLE, share)
+        self._usable[step_input[:3]] = usable
+        with self._lock:
+            self._cache.pop(step_input[:3], None)
 
     def explain(
         self, step_input: StepInput, memory: Memory

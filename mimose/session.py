@@ -89,6 +89,7 @@ def attach(
     grace: float | str | None = None,
     agree: str | ProcessGroup | None = "auto",
     byte_flops: float | None = None,
+    checks: str = "sampled",
     units: LayersSpec = None,
     **unknown: NoReturn,
 ) -> Session:
@@ -165,6 +166,9 @@ def attach(
         byte_flops: The FLOPs that take as long as moving a byte from or to memory, by
             which plans weigh what runs again. None to take it from a list of devices,
             by the device's name and by the precision of the model's products.
+        checks: What ``"selective"`` compares of the tensors that it rebuilds. With
+            ``"sampled"`` a seventeenth of each, in turns, and all of them in a call in
+            which anything is new; with ``"all"`` always all, which takes longer.
         units: An alias of `layers`.
         unknown: Any other name raises a TypeError, which lists the names.
 
@@ -189,7 +193,7 @@ def attach(
     raise_if_unknown(unknown, attach_arguments())
     layers = layers_of(layers, units)
     check_agree(agree)
-    check_choices(on_infeasible, cache_size, record_to)
+    check_choices(on_infeasible, cache_size, record_to, checks)
     check_switches(wall=wall, refine=refine)
     check_estimator(predictor)
     host = _host(model, actions, host_budget)
@@ -209,6 +213,7 @@ def attach(
         refine=refine,
         agree=agree,
         byte_flops=None if byte_flops is None else check_number(byte_flops),
+        checks=checks,
     )
     return Session(model, options)
 

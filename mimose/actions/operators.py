@@ -33,6 +33,8 @@ class Operand:
     """The edge to the node that made it; None if no gradient flows to it."""
     saved: str = ""
     """Otherwise, the name under which the node has saved it."""
+    sized: str = ""
+    """If it is not saved: where its sizes are, whose product is 0 without it."""
     is_epsilon: bool = False
     """Otherwise, an attribute of the module whose parameter edge 1 leads to."""
 
@@ -57,6 +59,12 @@ class Operator:
     shown: str = ""
     """The name under which it saves its operand, if its backward could read its output
     instead. If the output is saved, it replaces the operand."""
+    is_unseen: bool = False
+    """Whether it has an argument that its node does not save."""
+    may_lie_otherwise: bool = False
+    """Whether its caller chooses the strides of its output."""
+    has_witness: bool = False
+    """Whether its last operand is one of its outputs, the third, to compare with."""
     flops: Callable[[Any], int] | None = None
     """Of products and convolutions: returns the FLOPs of one run, from its node."""
     positions: str = ""
@@ -170,7 +178,11 @@ POOL_AGAIN = f"{POOL} on an accelerator"
 OPERATORS: Mapping[str, Operator] = {
     # ------------------------------------------------------ products, convolutions
     "ConvolutionBackward0": Operator(
-        (Operand(0, "input"), Operand(1, "weight"), Operand(2, "bias")),
+        (
+            Operand(0, "input"),
+            Operand(1, "weight"),
+            Operand(2, "bias", "bias_sym_sizes_opt"),
+        ),
         lambda options, *own: _aten.convolution(*own, *options),
         _saved(*_SETTINGS),
         is_fresh=True,
@@ -241,9 +253,13 @@ OPERATORS: Mapping[str, Operator] = {
     "SoftplusBackward0": _of_saved(functional.softplus, "beta", "threshold"),
     "GluBackward0": _of_saved(functional.glu, "dim"),
     "PowBackward0": _of_saved(torch.pow, "exponent"),
-    "ToCopyBackward0": Operator(_X_ONLY, lambda dtype, x: x.to(dtype), _dtype),
+    "ToCopyBackward0": Operator(
+        _X_ONLY, lambda dtype, x: x.to(dtype), _dtype, may_lie_otherwise=True
+    ),
     "CloneBackward0": Operator(
-        _X_ONLY, lambda _, x: x.clone(memory_format=torch.contiguous_format)
+        _X_ONLY,
+        lambda _, x: x.clone(memory_format=torch.contiguous_format),
+        may_lie_otherwise=True,
     ),
     "CatBackward0": Operator(
         None, lambda options, *parts: torch.cat(parts, *options), _saved("dim")
@@ -258,10 +274,12 @@ OPERATORS: Mapping[str, Operator] = {
             Operand(1, "weight"),
             Operand(2, "bias"),
             Operand(None, is_epsilon=True),
+            Operand(None, "result2"),
         ),
         lambda shape, x, *others: torch.native_layer_norm(x, *shape, *others),
         _saved("normalized_shape"),
         has_many=True,
+        has_witness=True,
     ),
     "NativeGroupNormBackward0": Operator(
         (Operand(0, "input"), Operand(1, "weight"), Operand(2)),
@@ -305,7 +323,7 @@ OPERATORS: Mapping[str, Operator] = {
     "UpsampleBilinear2DBackward0": _of_one(
         _aten.upsample_bilinear2d, "output_size", "align_corners", *_SCALES
     ),
-    "ConstantPadNdBackward0": _of_one(functional.pad, "pad"),
+    "ConstantPadNdBackward0": _of_one(functional.pad, "pad", is_unseen=True),
     # ---------------------------------------------------------------------- views
     "ViewBackward0": _view(lambda shape, x: x.view(shape), _shape),
     "UnsafeViewBackward0": _view(lambda shape, x: x.view(shape), _shape),

@@ -23,8 +23,17 @@ owns the norm's weight.
 Note: [What is checked]
 In every call the graph, the layout and aliases of its tensors, their versions and the
 flags that choose kernels must be those for which the recipe was made. The backward
-compares a sum over each rebuilt storage. (One storage a call, in turns, was tried: an
-argument that changed between two calls gave wrong gradients until its turn came.)
+compares sums over the rebuilt storages: of all their words, or of one stripe in
+`_STRIPES`, in turns, if nothing is new in the call. New is a call if, with its recipe,
+its sizes, strides, offsets and operators' arguments were never compared whole, or if
+the layer was not since one of its attributes or arguments changed. If no node shows
+what an operator was given (the fill of a padding, strides of what nobody saved), what
+depends on it is always compared whole. An epsilon, which no node saves either, shows in
+the deviations that the norm has saved: all of these are compared in every call.
+
+So what a stripe can miss is: another rounding of a kernel at equal sizes, and edits
+that autograd does not see and neither attributes nor arguments announce. A hundred
+changed places are missed in one call of 430.
 
 Note: [Positions]
 Nodes are numbered in the order of one walk from the outputs, and all other data has
@@ -71,9 +80,10 @@ from mimose.actions.operators import OPERATORS, POOL, POOL_AGAIN, Operand
 from mimose.actions.points import corners, few
 from mimose.actions.recompute import unchanged
 from mimose.cost.prices import Prices, prices_of
+from mimose.exactness.guard import State
 from mimose.exactness.layer import Layer
 from mimose.exceptions import RecomputationError, first_line
-from mimose.inputs.describe import argument_tensors
+from mimose.inputs.describe import argument_tensors, argument_values
 from mimose.memory.marks import precision_of
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners import ActionSpec
@@ -85,6 +95,7 @@ from mimose.tensors import (
     sum_of_words,
     tensors_in,
     version,
+    words_of,
 )
 from mimose.torch_private import (
     KERNEL_FLAGS,
@@ -113,6 +124,14 @@ _MOST_SEEN = 4096
 """The most sizes that are remembered."""
 _MOST_REFUSED = 3
 """How often a layer tries an action for which there is no memory."""
+_STRIPES = 17
+"""Of so many stripes a call compares one. The number is odd, so that one stripe has
+parts of all rows and columns."""
+_STRIPE_WORDS = 64
+"""The words that lie together in a stripe: 512 bytes."""
+_LEAST_STRIPED = 2**20
+"""A storage of fewer bytes is compared whole: there kernels take longer to start than
+to run."""
 _NOISE_SAMPLE = 256
 """The number of elements that distinguishes dropout's noise from other tensors."""
 
@@ -478,6 +497,8 @@ def _is_hidden(handle: Any) -> bool:
 
 def _lies(tensor: torch.Tensor) -> tuple[torch.Size, tuple[int, ...], int, int]:
     """Return shape, strides and offset of a tensor, and the bytes of its storage."""
+    if tensor.layout != torch.strided:
+        return tensor.shape, (), 0, -1
     offset, storage = int(tensor.storage_offset()), tensor.untyped_storage()
     return tensor.shape, tensor.stride(), offset, storage.nbytes()
 
@@ -490,7 +511,7 @@ def _key(tensor: torch.Tensor) -> int:
 
 def looks(
     slots: Iterable[Slot], own: Container[Slot], ran: Ran
-) -> tuple[object, ...] | None:
+) -> tuple[tuple[object, ...], tuple[object, ...]] | None:
     """Return the layouts of some saved tensors of a call.
 
     The kinds and edges of a graph do not contain them. A layout is the dtype, the order
@@ -503,7 +524,8 @@ def looks(
         ran: The call.
 
     Returns:
-        Equal for calls with equal layouts; None if a tensor cannot be read.
+        Equal for calls with equal layouts; and equal if the sizes are equal, too. None
+        if a tensor cannot be read.
 
     Raises:
         RuntimeError: A tensor was edited in place since it was saved.
@@ -511,7 +533,7 @@ def looks(
     sharing: dict[int, int] = {}
     for tensor in (*ran.inputs, *ran.outputs):
         sharing.setdefault(_key(tensor), len(sharing))
-    found = list[object]()
+    found, sizes = list[object](), list[object]()
     for slot in slots:
         node, name = slot
         behind = ran.nodes[node]
@@ -523,7 +545,8 @@ def looks(
         shared = sharing.setdefault(_key(tensor), len(sharing))
         edits = version(tensor) if slot in own else -1
         found.append((shared, edits, *_look(tensor)))
-    return tuple(found)
+        sizes.append((tensor.device, *_lies(tensor)))
+    return tuple(found), tuple(sizes)
 
 
 def _look(tensor: torch.Tensor) -> tuple[object, ...]:
@@ -603,6 +626,23 @@ class Work:
 _NO_WORK = Work(0.0, 0.0, 0.0, 0.0, 0.0)
 
 
+class Asked(NamedTuple):
+    """What is known of a call but its graph: Note: [What is checked]."""
+
+    sizes: object
+    """Of its tensors, and the arguments of operators."""
+    arguments: object
+    """The layer's, tensors aside; None if they cannot be compared."""
+    state: State
+    """What the layer contains."""
+
+
+class _Compared(NamedTuple):
+    arguments: object
+    state: weakref.ref[State]
+    turns: Iterator[int]
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Recipe:
     """How to rebuild what one kind of call drops."""
@@ -622,8 +662,36 @@ class Recipe:
     own: frozenset[Slot]
     """Those of `slots` that the layer has made."""
     work: Work
+    unseen: frozenset[int]
+    """Steps whose results depend on what no node shows: Note: [What is checked]."""
     looks: tuple[object, ...] = ()
     """The layouts of those tensors in the call for which it was made."""
+    sizes: cachetools.LRUCache[object, bool] = field(
+        default_factory=lambda: cachetools.LRUCache(_MOST_SEEN)
+    )
+    """Those that were compared whole."""
+    layers: dict[int, _Compared] = field(default_factory=dict)
+    """What the layers contained as they were compared whole, by their index."""
+
+    def stripe(self, layer: Layer, asked: Asked) -> int | None:
+        """Return which stripe a call compares; None if it compares everything."""
+        found = self.layers.get(layer.index)
+        if found is None or asked.arguments is None or asked.sizes not in self.sizes:
+            return None
+        if found.arguments != asked.arguments or found.state() is not asked.state:
+            return None
+        return next(found.turns) % _STRIPES
+
+    def compared(self, layer: Layer, asked: Asked) -> None:
+        """Record that a call was compared whole."""
+        self.sizes[asked.sizes] = True
+        state = weakref.ref(asked.state)
+        self.layers[layer.index] = _Compared(asked.arguments, state, itertools.count())
+
+    def doubt(self) -> None:
+        """Forget what was compared, because it came out otherwise."""
+        self.sizes.clear()
+        self.layers.clear()
 
 
 class BarrierError(RuntimeError):
@@ -690,7 +758,16 @@ class _Program:
             shown,
             frozenset(own),
             self._work(needs),
+            frozenset(map(steps.index, filter(self._is_unseen, steps))),
         )
+
+    def _is_unseen(self, step: Step) -> bool:
+        """Whether no node shows all arguments of the operator that a step runs."""
+        if step.source is not Source.RUN:
+            return False
+        operator, made = OPERATORS[step.name], Value(step.node, 0)
+        is_saved = made in self._graph.slot_of or made in self._roots
+        return operator.is_unseen or (operator.may_lie_otherwise and not is_saved)
 
     def _work(self, needs: Mapping[int, tuple[int, ...]]) -> Work:
         graph, price, made = self._graph, dict[int, Price](), dict[int, int]()
@@ -819,7 +896,10 @@ class _Program:
         if operand.is_epsilon:
             return self._epsilon(node)
         is_absent = operand.saved and operand.saved not in self._graph.hidden[node]
-        if kind == "outside" or not is_absent:
+        sized = operand.sized and saved_value(
+            self._graph.ran.nodes[node], operand.sized
+        )
+        if kind == "outside" or not is_absent or (sized and math.prod(sized)):
             raise BarrierError(self._graph.kinds[node])
         return self._add("nothing", Step(Source.NOTHING))
 
@@ -875,7 +955,7 @@ def make_recipe(graph: Graph, chosen: Container[Slot]) -> Recipe | None:
         }
         if len(right) == len(dropped):
             found = looks(recipe.slots, recipe.own, graph.ran)
-            return None if found is None else replace(recipe, looks=found)
+            return None if found is None else replace(recipe, looks=found[0])
         dropped = right
     return None
 
@@ -1006,6 +1086,8 @@ class Place(NamedTuple):
     n_bytes: int
     total: torch.Tensor | None
     """The sum of the storage's words; None if another tensor of the storage has it."""
+    stripe: int | None
+    """The stripe of which it is the sum; None for all."""
     sources: Mapping[int, Any]
 
 
@@ -1018,11 +1100,15 @@ class Rebuild:
     """The layer, not its call; None for a trial."""
     action: str = ""
     """Its action."""
+    asked: Asked | None = None
+    """What is known to come out if all that is left was compared."""
 
     def __post_init__(self) -> None:
         self._made: dict[int, Any] = {}
         self._left = list(self.recipe.readers)
         self._task = NO_GRAPH_TASK
+        self.uncompared: set[int] = set()
+        """Steps whose results are still to be compared whole."""
 
     def unpack(self, place: Place) -> torch.Tensor:
         """Return a dropped tensor: the hook that unpacks it.
@@ -1049,7 +1135,11 @@ class Rebuild:
             if rebuilt.untyped_storage().nbytes() != place.n_bytes:
                 self._fail("what it saved was rebuilt with another layout")
             if place.total is not None:
-                self._compare(place.total, _sum_of(rebuilt))
+                self._compare(place.total, _sum_of(rebuilt, place.stripe))
+                self.uncompared.discard(place.step)
+                if self.asked and self.layer and not self.uncompared:
+                    self.recipe.compared(self.layer, self.asked)
+                    self.asked = None
             return _placed(rebuilt, place.shape, place.stride, place.offset)
 
     def _compare(self, was: torch.Tensor, now: torch.Tensor) -> None:
@@ -1073,6 +1163,7 @@ class Rebuild:
         """
         if self.layer is None:
             raise RuntimeError(why)
+        self.recipe.doubt()
         self.layer.exclude(self.action, why)
         msg = (
             f"{self.layer.name} cannot be rebuilt: {why}. From now on mimose does not "
@@ -1095,7 +1186,11 @@ class Rebuild:
             operator = OPERATORS[step.name]
             is_mine = operator.edit is not None and self._is_mine(step.operands[0])
             run = operator.edit if is_mine and operator.edit else operator.run
+            if operator.has_witness:  # the deviations that a norm has saved
+                *operands, witness = operands
             made = run(source, *operands)
+            if operator.has_witness:
+                self._compare(witness, made[2])
         elif step.source is Source.PART:
             made = self.value(step.operands[0], sources)[step.argument]
         elif step.source in _PACKED:
@@ -1120,7 +1215,9 @@ class Rebuild:
         return step.source is Source.RUN and OPERATORS[step.name].is_fresh
 
 
-def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str) -> int:
+def drop(
+    recipe: Recipe, ran: Ran, layer: Layer, action: str, asked: Asked | None
+) -> int:
     """Drop what a recipe can rebuild, with hooks that rebuild it in the backward.
 
     Args:
@@ -1128,19 +1225,25 @@ def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str) -> int:
         ran: The call.
         layer: The layer.
         action: Its action.
+        asked: What is known of the call; None to compare all of it.
 
     Returns:
         The freed bytes, minus those held in their place.
     """
-    rebuild = Rebuild(recipe, layer, action)
     sources = _sources(recipe, ran)
+    stripe = None
+    if asked is not None:
+        told = [_told(step, sources[at]) for at, step in enumerate(recipe.steps)]
+        asked = asked._replace(sizes=(asked.sizes, tuple(told)))
+        stripe = recipe.stripe(layer, asked)
+    rebuild = Rebuild(recipe, layer, action, asked if stripe is None else None)
     freed: dict[object, int] = {}
     # Packed tensors come first, because others may be rebuilt from them.
     drops = sorted(recipe.drops, key=lambda d: recipe.steps[d[1]].source not in _PACKED)
     for slot, step in drops:
         node, own = ran.nodes[slot.node], recipe.steps[step]
         tensor = saved_value(node, slot.name).detach()
-        lies, total = _lies(tensor), None
+        lies, total, part = _lies(tensor), None, stripe
         n_bytes = lies[-1]
         key = slot if slot in recipe.shown else step
         if key not in freed:
@@ -1150,13 +1253,26 @@ def drop(recipe: Recipe, ran: Ran, layer: Layer, action: str) -> int:
                 freed[key] -= sources[step][0].untyped_storage().nbytes()
             elif slot not in recipe.shown:
                 # The substitute of a shown one has another sum.
-                total = _sum_of(tensor)
+                if not recipe.unseen.isdisjoint(recipe.needs[step]):
+                    part = None
+                total = _sum_of(tensor, part)
+                rebuild.uncompared.add(step)
         taken = {index: sources[index] for index in recipe.needs[step]}
-        place = Place(step, *lies, total, taken)
+        place = Place(step, *lies, total, part, taken)
         del tensor
         handle = saved_handle(node, slot.name)
         handle.register_hooks(partial(_instead, place), rebuild.unpack)
     return sum(freed.values())
+
+
+def _told(step: Step, source: Any) -> object:
+    """Return what else decides how a step runs."""
+    if step.source is Source.RUN:
+        return repr(source)
+    if step.source in (Source.INPUT, Source.WEIGHT):
+        tensor, _ = source
+        return tensor.device, tensor.dtype, *_lies(tensor)
+    return None
 
 
 def _instead(place: Place, tensor: torch.Tensor) -> Place:
@@ -1164,14 +1280,25 @@ def _instead(place: Place, tensor: torch.Tensor) -> Place:
     return place
 
 
-def _sum_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return () the sum of all words of a tensor's storage.
+def _sum_of(tensor: torch.Tensor, stripe: int | None) -> torch.Tensor:
+    """Return () the sum of the words of a tensor's storage, or of a stripe of it.
 
     It finds changes that no graph shows, such as an edit in place under `no_grad` of a
     tensor that no node has saved. A change of any single element changes the sum.
     """
-    n_elements = tensor.untyped_storage().nbytes() // tensor.element_size()
-    return sum_of_words(bits(tensor.as_strided((n_elements,), (1,), 0)).flatten())
+    n_bytes = tensor.untyped_storage().nbytes()
+    whole = tensor.as_strided((n_bytes // tensor.element_size(),), (1,), 0)
+    if stripe is None or n_bytes < _LEAST_STRIPED:
+        return sum_of_words(bits(whole).flatten())
+    words, rest = words_of(whole)
+    if stripe == 0:  # with what is left over behind the last one
+        rest = torch.cat((words[len(words) // _STRIPE_WORDS * _STRIPE_WORDS :], rest))
+    n_parts = len(words) // _STRIPE_WORDS
+    n_mine = -(-(n_parts - stripe) // _STRIPES)
+    own = words.as_strided(
+        (n_mine, _STRIPE_WORDS), (_STRIPES * _STRIPE_WORDS, 1), stripe * _STRIPE_WORDS
+    )
+    return own.sum() + rest.sum() if stripe == 0 else own.sum()
 
 
 def _sources(recipe: Recipe, ran: Ran) -> dict[int, Any]:
@@ -1299,10 +1426,11 @@ class Points:
 
     Attributes:
         prices: What moving a byte costs.
+        checks_all: Whether each call is compared whole.
     """
 
     def __init__(self) -> None:
-        self.prices = prices_of("cpu", "")
+        self.prices, self.checks_all = prices_of("cpu", ""), False
         self._recipes: cachetools.LRUCache[object, list[Recipe]]
         self._recipes = cachetools.LRUCache(len(REBUILDING) * _MOST_KINDS)
         self._choices: cachetools.LRUCache[object, tuple[frozenset[Slot], ...]]
@@ -1369,27 +1497,27 @@ class Points:
         if found is None:
             if self.room(name, graph) > room_bytes:
                 return False  # no plan may count on it
-            found = (self.make(name, graph),)
+            found = self.make(name, graph), None
         tell(graph.work(found[0]), name, measured)
         return True
 
-    def known(self, name: str, ran: Ran) -> tuple[Recipe | None] | None:
-        """Return the recipe that fits a call.
+    def known(self, name: str, ran: Ran) -> tuple[Recipe | None, object] | None:
+        """Return the recipe that fits a call, and the call's sizes.
 
         Args:
             name: The action.
             ran: The call, with nothing dropped yet.
 
         Returns:
-            None if one must be made; a tuple with None if there can be none.
+            None if one must be made; None as the recipe if there can be none.
         """
         known = self._recipes.get((name, self._kind(ran)))
         for recipe in known or ():
             found = looks(recipe.slots, recipe.own, ran)
-            if found is not None and found == recipe.looks:
-                return (recipe,)
+            if found is not None and found[0] == recipe.looks:
+                return recipe, found[1]
         if known == [] or self._n_made.get(ran.module, 0) >= _MOST_MADE:
-            return (None,)
+            return None, None
         return None
 
     def room(self, name: str, graph: Graph) -> float:
@@ -1452,7 +1580,8 @@ def _flags() -> tuple[object, ...]:
     """Return all flags that choose kernels."""
     read = [get() for get, _ in KERNEL_FLAGS]
     flags = [tuple(flag) if isinstance(flag, list) else flag for flag in read]
-    return (*flags, matmul_precision(), torch.are_deterministic_algorithms_enabled())
+    is_deterministic = torch.are_deterministic_algorithms_enabled()
+    return (*flags, matmul_precision(), is_deterministic, torch.get_num_threads())
 
 
 def _given(call: Invocation) -> list[tuple[str, torch.Tensor]]:
@@ -1504,22 +1633,22 @@ class Selective(KeepLess):
         try:
             with torch.no_grad():
                 ran = _ran(call.layer, given, versions, output, began)
-                self._let_go(ran, call.layer, probe)
+                self._let_go(ran, call, probe)
         except _REFUSALS as error:
             _exclude(call.layer, [self.spec.name], error)
             if probe is not None:
                 tell(_NO_WORK, self.spec.name, probe.trace.calls[probe.index])
         return output
 
-    def _let_go(self, ran: Ran, layer: Layer, probe: Probe | None) -> None:
+    def _let_go(self, ran: Ran, call: Invocation, probe: Probe | None) -> None:
         """Drop what a recipe rebuilds.
 
         Args:
             ran: The call, with nothing dropped yet.
-            layer: The layer.
+            call: The call.
             probe: Measures it; None if the step is not measured.
         """
-        name, points = self.spec.name, self.points
+        name, points, layer = self.spec.name, self.points, call.layer
         measured = None if probe is None else probe.trace.calls[probe.index]
         found = points.known(name, ran)
         if found is None:
@@ -1538,11 +1667,14 @@ class Selective(KeepLess):
                 return
             made = points.make(name, graph)
             del graph
-            found = (None,) if made is None else points.known(name, ran)
-        (recipe,) = found or (None,)
+            found = (None, None) if made is None else points.known(name, ran)
+        recipe, sizes = found or (None, None)
         if measured is not None:
             work = Graph(ran, points.prices).work(recipe)
             tell(work, name, measured)
             measured.flops = round(work.flops)
         if recipe is not None:
-            drop(recipe, ran, layer, name)
+            asked = None
+            if not points.checks_all:
+                asked = Asked(sizes, argument_values(*call[1:3]), layer.state_now())
+            drop(recipe, ran, layer, name, asked)

@@ -95,7 +95,8 @@ class Findings:
         if (action, why) not in self._excluded:
             self._excluded.add((action, why))
             _log.warning(
-                "mimose: the action %s is not used for %s and layers like it: %s",
+                "mimose: the action %s is not used for %s: %s (other layers for which "
+                "this holds are not logged)",
                 action,
                 layer.name,
                 why,

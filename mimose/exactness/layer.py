@@ -84,6 +84,7 @@ class Layer:
         """Whether its forward waits for other ranks, so that ranks agree on actions."""
         self._layout: object = None
         self._last: State | None = None
+        self._seen: State | None = None
         """The state that the last call found, if the next one may find it too."""
         self._hooks: list[weakref.ref[Any]] = []
         """Hooks on modules inside, in the last call."""
@@ -244,6 +245,12 @@ class Layer:
             is_passing = state.trouble or state.has_graph or self.has_new_hooks
             self._last = None if is_passing else state
         return self.left(state)
+
+    def state_now(self) -> State:
+        """Return what the layer contains now: another object if anything changed."""
+        if self._seen is None or not self._seen.is_now():
+            self._seen = state_of_layer(tuple(self.module.modules()))
+        return self._seen
 
     def left(self, state: State) -> Found:
         """Return a state with the tensors that nothing may edit, and their versions."""

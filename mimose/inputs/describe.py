@@ -89,6 +89,24 @@ def argument_tensors(
             yield path, leaf
 
 
+def argument_values(
+    args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[tuple[str, str], ...] | None:
+    """Return paths and values of a call's arguments, tensors aside.
+
+    None if one is an object that may change while it stays the same.
+    """
+    leaves = [
+        leaf for leaf in _leaves(args, kwargs) if not isinstance(leaf[1], torch.Tensor)
+    ]
+    if not {type(value) for _, value in leaves} <= _VALUES:
+        return None
+    return tuple((path, repr(value)) for path, value in leaves)
+
+
+_VALUES = {type(None), bool, int, float, complex, str, torch.dtype, torch.device}
+
+
 def fast_key(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[object, ...]:
     """Return a hashable key, to look up the `CallShape` of an earlier call.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import time
 from collections.abc import Callable, Mapping
@@ -229,11 +230,18 @@ class Driver:
             self._n_to_wait = 2**self._n_in_vain - 1
         if has_room:
             return
-        layers = self._engine.layers
+        layers, planned = self._engine.layers, step.window.planned
         is_gaps = not step.retries
         if is_gaps and self._n_to_wait:
             self._n_to_wait, is_gaps = self._n_to_wait - 1, False
-        if (is_gaps or step.keeps(layers)) and not (
+        helps = is_gaps or step.keeps(layers)
+        if not is_gaps and step.decision.rebuilds and planned is not None:
+            self._policy.lacked_room(planned, step.window.memory)
+            # Recomputing everything may need more.
+            start, peaks = step.window.memory.start_bytes, self._policy.least_peaks
+            least = peaks.bound(planned, start, math.inf)
+            helps = helps and least <= self._memory_limit.budget_bytes
+        if helps and not (
             why_waits(self.model, layers, with_backward=False)
             or given.are_edited()
             or self._engine.rollback.has_missed()
@@ -396,7 +404,9 @@ class Driver:
             self._hid = kind if hides else None
         # Steps whose layer calls vary may run less.
         pattern = self._learner.model.patterns.get(whole.context)
-        if not (found.cache_hit or (pattern is not None and pattern.may_vary)):
+        may_vary = pattern is not None and pattern.may_vary
+        # What is rebuilt just before it is needed may need less than recomputing all.
+        if not (found.cache_hit or may_vary or found.rebuilds):
             engine.checks.raise_if_infeasible(whole, memory.start_bytes)
         window.planned, window.decision = whole, found
         if found.reason == SEVERAL_BACKWARDS:

@@ -98,6 +98,8 @@ class Options:
     """Holds tensors in the host's memory, within its budget."""
     byte_flops: float | None = None
     """What moving a byte costs; see `mimose.attach`."""
+    checks: str = "sampled"
+    """What calls compare that rebuild tensors; see `mimose.attach`."""
     agree: Any = "auto"
     """Which ranks agree on plans: see `mimose.distributed.find_ranks`."""
 
@@ -179,7 +181,7 @@ class Engine:
         prices = prices_of(self.device.type, card_name(self.device), options.byte_flops)
         points = points_of(options.actions)
         if points is not None:
-            points.prices = prices
+            points.prices, points.checks_all = prices, options.checks == "all"
         self.learner = Learner(
             CostModel(
                 kinds_of(options.predictor, meter.noise_bytes),

@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional
 
 import mimose
+from mimose.actions import selective
 from mimose.actions.points import corners, few
 from mimose.cost.prices import prices_of
 
@@ -69,41 +70,139 @@ def test_bytes_are_known_before_an_action_ran(toys, meter):
         assert told.held_bytes[:, 0].sum() - n_bytes == pytest.approx(freed, rel=0.05)
 
 
-class Padded(nn.Module):
-    """Its layer's fill is an argument of the call, which no saved tensor shows."""
+SETTINGS = {"fill": 0.0, "epsilon": 1e-5}
+"""What layers read that nothing shows."""
+
+
+class Two(nn.Module):
+    """Two products, for something to lie between."""
 
     def __init__(self):
         super().__init__()
-        self.before, self.layer = nn.Linear(64, 64), PaddedLayer()
+        torch.manual_seed(3)
+        self.a, self.b = nn.Linear(64, 512), nn.Linear(512, 64)
+        self.norm = nn.LayerNorm(512)
 
-    def forward(self, x, fill):
+
+class Hidden(Two):
+    """One element of what nobody saves is edited where autograd does not see it."""
+
+    at = -1
+
+    def forward(self, x, at=-1):
+        """Map (rows, 64) to the same."""
+        h = torch.tanh(self.a(x)) * 2.0
+        at = max(at, self.at)
+        if at >= 0:
+            with torch.no_grad():
+                h.view(-1)[at] += 1.0
+        return self.b(functional.gelu(h * 2.0))
+
+
+class Filled(Two):
+    """No node saves what a padding is filled with: here in one row of all."""
+
+    def forward(self, x):
+        """Map (rows, 64) to the same."""
+        h = torch.tanh(self.a(x))
+        h = functional.pad(h, (0, 0, 0, 1), value=SETTINGS["fill"])
+        return self.b(functional.gelu(h * 2.0)[1:])
+
+
+class Normed(Two):
+    """No node saves the epsilon, which counts in one row."""
+
+    def forward(self, x):
+        """Map (rows, 64) to the same."""
+        own = (512,), self.norm.weight, self.norm.bias, SETTINGS["epsilon"]
+        h = functional.layer_norm(self.a(x), *own)
+        return self.b(functional.gelu(h))
+
+
+class One(nn.Module):
+    """One layer behind something that has a graph."""
+
+    def __init__(self, layer):
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, x, *args, **options):
         """Map (rows, 64) to a number."""
-        return self.layer(self.before(x), fill=fill).square().mean()
+        return self.layer(x * 1.0, *args, **options).square().mean()
 
 
-class PaddedLayer(nn.Module):
-    """Two paddings, and products between them."""
+class Place:
+    """A plain object, which stands for no place."""
 
-    def __init__(self):
-        super().__init__()
-        self.a, self.b = nn.Linear(66, 66), nn.Linear(68, 64)
-
-    def forward(self, h, fill):
-        """Pad twice."""
-        h = functional.gelu(self.a(functional.pad(h, (1, 1), value=fill)))
-        return self.b(functional.gelu(functional.pad(h, (1, 1), value=fill)))
+    def __lt__(self, other):
+        """Be less than any."""
+        return True
 
 
-def test_an_argument_that_changes_is_an_error_at_once(toys):
-    """Every storage is compared in every call: no step passes with other gradients."""
-    model = Padded()
-    how = {"actions": "selective", "planner": toys.everywhere("selective_all")}
-    with mimose.attach(model, "1TiB", **how, layers=["layer"]) as session:
-        for _ in range(6):
-            model(toys.inputs(8, width=64), 0.0).backward()
+N_ROWS = 530
+"""So that tensors are striped: 4 of 17 stripes have a part of a row."""
+
+
+def _always(model):
+    how = {
+        "actions": "selective",
+        "planner": mimose.planners.everywhere("selective_all"),
+    }
+    return mimose.attach(model, "1TiB", **how, layers=["layer"])
+
+
+@pytest.mark.parametrize("what", ["attribute", "argument", "fill", "epsilon"])
+def test_what_changes_unseen_is_an_error_at_once(toys, monkeypatch, what):
+    """In one row, which is outside of the stripe whose turn it is."""
+    model = One({"fill": Filled, "epsilon": Normed}.get(what, Hidden)())
+    x, args = toys.inputs(N_ROWS, width=64) * 1e4, ()
+    x[2] *= 1e-8
+    with _always(model) as session:
+        for _ in range(4):
+            model(x).backward()
         assert "selective_all" in session.records[-1].actions
-        with pytest.raises(mimose.RecomputationError):
-            model(toys.inputs(8, width=64), 1.0).backward()
+        if what == "attribute":
+            model.layer.at = 1024
+        elif what == "argument":
+            args = (1024,)
+        else:
+            monkeypatch.setitem(SETTINGS, what, 1.1e-5)
+        with pytest.raises(mimose.RecomputationError, match="something else"):
+            model(x, *args).backward()
+
+
+def test_calls_in_which_nothing_is_new_compare_a_stripe(toys, monkeypatch):
+    """Each in its turn; new sizes, attributes and threads are compared whole."""
+    model, asked = One(Hidden()), []
+    summed = selective._sum_of
+    monkeypatch.setattr(
+        selective, "_sum_of", lambda t, n: asked.append(n) or summed(t, n)
+    )
+
+    def compared(n_rows, *args):
+        asked.clear()
+        model(toys.inputs(n_rows, width=64), *args).backward()
+        return {*asked}
+
+    with _always(model):
+        assert [compared(8) for _ in range(3)] == [{None}, {0}, {1}]
+        assert [compared(12) for _ in range(2)] == [{None}, {0}]
+        assert compared(8) == {1}  # since 12 was compared whole
+        model.layer.other = 1
+        assert [compared(8) for _ in range(2)] == [{None}, {0}]
+        assert [compared(8, Place()) for _ in range(2)] == [{None}] * 2
+        torch.set_num_threads(torch.get_num_threads() + 1)
+        assert compared(8) == {None}
+        torch.set_num_threads(torch.get_num_threads() - 1)
+
+
+def test_stripes_have_every_word(toys):
+    """Together their sums are the whole storage's."""
+    for n in (2**18, 2**18 + 40_001):
+        tensor = torch.randn(n)
+        parts = [selective._sum_of(tensor, at) for at in range(17)]
+        assert sum(parts) == selective._sum_of(tensor, None)
+        assert len({*map(int, parts)}) == 17
 
 
 def test_a_price_follows_the_card_and_the_precision(sim, toys):

@@ -221,8 +221,8 @@ def test_selective_says_that_it_is_not_used(toys, caplog):
         toys.train(model, _batches(toys))
     lines = [r.getMessage() for r in caplog.records if "is not used" in r.message]
     assert [
-        "mimose: the action selective is not used for blocks.0 and layers like it: "
-        "what compiled code saves cannot be listed, so it is kept or recomputed as a "
-        "whole"
+        "mimose: the action selective is not used for blocks.0: what compiled code "
+        "saves cannot be listed, so it is kept or recomputed as a whole (other layers "
+        "for which this holds are not logged)"
     ] == lines
     assert session.summary().kept_units == {}
