@@ -110,7 +110,8 @@ class Rehearsal:
     held: Mapping[str, int] = field(default_factory=dict)
     """Bytes of weights, gradients and optimizer, on this rank."""
     holders: Mapping[str, float] = field(default_factory=dict)
-    """What holds the highest peak, in bytes."""
+    """What held the highest level of any step, in bytes; with what the allocator had
+    reserved beyond it."""
     items_per_second: float | None = None
     """Tokens or samples of this rank, behind the tenth step, as a user waits."""
     unit: str = "tokens"
