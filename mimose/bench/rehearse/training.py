@@ -106,7 +106,10 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     with session:
         charge = of_session(session)
         for n, (shape, batch) in enumerate(training.batches()):
-            yield {"step": n, **training.watched(session, shape, batch, charge)}
+            step = training.watched(session, shape, batch, charge)
+            yield {"step": n, **step}
+            if step["no_room"] and task["ranks"] > 1:
+                break  # the other ranks wait, so no training goes on
         if not training.steps:
             msg = f"batches() of {task['model'].partition(':')[0]} yielded no batch"
             raise RunFailedError(msg)
@@ -237,7 +240,8 @@ class _Training:
         try:
             self._train(batch, charge)
         except (InfeasibleBudgetError, torch.OutOfMemoryError) as error:
-            step["no_room"] = first_line(error)
+            what = first_line(error)
+            step["no_room"] = what.replace("SIM out", f"Step {len(self.steps)} ran out")
             if isinstance(error, InfeasibleBudgetError):
                 step |= _missing(error)
             error.__traceback__ = None  # its frames hold the step's tensors
