@@ -373,13 +373,15 @@ def _text(found: Rehearsal, width: int) -> list[str]:
     rows = []
     outside, total = map(format_bytes, (found.outside_bytes, found.total_bytes))
     if found.budget_bytes is not None:
+        is_above = (found.peak_bytes or 0) > found.budget_bytes and not found.over
+        when = " outside of forward and backward" if is_above else ""
         rows.append(
             (
                 "budget",
                 f"{_bytes(found.budget_bytes)} of {total}, {outside} of which lie "
                 f"outside of the allocator; reserved at most "
-                f"{_bytes(found.peak_bytes)}; {found.over} steps over, {found.reruns} "
-                f"forwards ran again",
+                f"{_bytes(found.peak_bytes)}{when}; {found.over} steps over, "
+                f"{found.reruns} forwards ran again",
             )
         )
     kept = "; ".join(f"{k} {format_bytes(v)}" for k, v in found.held.items() if v)

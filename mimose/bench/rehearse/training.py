@@ -179,6 +179,7 @@ class _Training:
             raise RunFailedError(str(error)) from error
         own = [*self.model.parameters(), *self.model.buffers()]
         self._weight_bytes, self._gradient_bytes = _bytes(own), 0
+        self.ranks: int = task["ranks"]
         self.steps: list[dict[str, Any]] = []
         self.highest: tuple[Shape | None, Any] = (None, None)
         """The shape and the batch of the step with the highest level."""
@@ -355,7 +356,8 @@ def _found(
     if not done:
         return found
     highest = max(done, key=lambda step: step["observed"] or 0)
-    found["holders"] = _holders(session, training, charge)
+    if not failed or training.ranks == 1:  # a failed backward leaves ranks unusable
+        found["holders"] = _holders(session, training, charge)
     found["extra_share"] = _extra(session, [step["shape"] for step in late])
     if highest["shape"] and not failed:
         found["largest"] = _largest(session, training, charge)
@@ -365,8 +367,10 @@ def _found(
 def _holders(
     session: Session, training: _Training, charge: Callable[[], None]
 ) -> dict[str, float]:
-    """Return what holds the highest level of the highest step, run once more."""
+    """Return what holds the level of the highest step, run again; nothing if none is."""
     shape, batch = training.highest
+    if batch is None:
+        return {}
     held = {name: n for name, n in training.held().items() if name != "gradients"}
 
     def step() -> None:
