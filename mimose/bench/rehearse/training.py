@@ -367,7 +367,7 @@ def _found(
 def _holders(
     session: Session, training: _Training, charge: Callable[[], None]
 ) -> dict[str, float]:
-    """Return what holds the level of the highest step, run again; nothing if none is."""
+    """Return what holds the highest step's level, run again; nothing without one."""
     shape, batch = training.highest
     if batch is None:
         return {}
