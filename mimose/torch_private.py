@@ -492,6 +492,23 @@ def shards_over(group: Any) -> int:
     return int(getattr(group.mesh_info, "shard_mesh_size", 1))
 
 
+def fsdp_buffers(group: Any) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+    """Return what one of `fsdp_groups` has gathered, and gradients that it reduces.
+
+    torch's own memory tracker wraps the functions that make them; no public way was
+    found. Seen in 2.9 (one reduction at a time) and in 2.13 (several).
+    """
+    shared = group.comm_ctx
+    earlier = getattr(shared.all_gather_state, "all_gather_result", None)
+    results = [r for r in (group._all_gather_result, earlier) if r is not None]
+    gathered = [each.all_gather_output for each in results]
+    gathered += [t for each in group.fsdp_params for t in each.all_gather_outputs]
+    states = getattr(shared, "reduce_scatter_states", None)
+    if states is None:
+        states = [s for s in (shared.reduce_scatter_state,) if s is not None]
+    return gathered, [state.reduce_scatter_input for state in states]
+
+
 def waits_unreduced(fsdp_param: Any) -> bool:
     """Whether an FSDP parameter has a whole gradient that is not reduced yet."""
     whole = getattr(fsdp_param, "_unsharded_param", None)

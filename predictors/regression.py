@@ -5,8 +5,11 @@ What a layer saves, and its FLOPs, are sums of a few products of its sizes, such
 each time the one that explains most of the rest, until it explains the samples up to
 rounding. A fit is exact if it needs one shape more than it has terms. A coefficient may
 be negative: a loss leaves out the first token. A transient peak is the maximum of
-several such sums, which no polynomial explains. There the fit has the number of terms
-that predicts left-out samples best, and is raised by its largest error.
+several such sums, which no polynomial explains: at small sizes FSDP2's whole gradients
+decide, at large ones activations. There the fit has the number of terms that predicts
+left-out samples best, and is raised by its largest error. If only one size varies, and
+the samples lie on a convex curve, as such a maximum does, the chord of two neighbours
+predicts what is between them, which is never too low; beyond, it is the least.
 
 The estimator behaves like those of scikit-learn, without their base classes: importing
 them takes 150 MiB, and SciPy's non-negative least squares 50 MiB, which the training
@@ -47,6 +50,8 @@ predicted at any size."""
 _MANY_SHAPES, _BEARABLE = 8, 5.0
 """A peak fitted to this many shapes is trusted up to this multiple of the tolerance,
 because the prediction is raised by the error."""
+_BENT = 1e-3
+"""How far a sample may lie above its neighbours' chord, as a share of the largest."""
 _FOLDS = 5
 _SHARE = 0.95
 """The share of errors that count: a process's memory jumps for other reasons too."""
@@ -187,7 +192,7 @@ def _chosen(design: Floats, target: Floats, tolerance: float) -> list[int]:
         target: (n_samples,) The values to explain.
         tolerance: The largest error of an explained sample.
     """
-    chosen = _forward(design, target, tolerance, max(1, len(target) - 1))
+    chosen = _forward(design, target, tolerance, len(target))
     if _largest_rest(design[:, chosen], target) <= tolerance:
         for column in tuple(chosen):
             others = [each for each in chosen if each != column]
@@ -292,7 +297,10 @@ class Fit:
             self.error = _nearly_largest(left_out)
             between = left_out[(rows < self._high).all(axis=1)]
             self._error_between = _nearly_largest(between if len(between) else left_out)
-        self._raise = 0.0
+        self._raise, self._chords = 0.0, None
+        has_one = isinstance(self._estimator, LeastSquares) and len(self._columns) == 1
+        if is_peak and not self.is_exact and not noise and has_one:
+            self._chords = _chords(rows[:, 0], values)
         if is_peak and not self.is_exact:
             pairs = zip(fitted, readings.values(), strict=True)
             over = [value - level for level, own in pairs for value in own]
@@ -307,7 +315,11 @@ class Fit:
                 is raised by the error at left-out shapes if that is above the
                 tolerance.
         """
-        row = self._row(sizes)
+        row, least = self._row(sizes), -math.inf
+        if self._chords:
+            least, is_between = _on_chords(*self._chords, row[0])
+            if is_between:
+                return least
         if isinstance(self._estimator, LeastSquares):
             value = self._estimator.predict_one(row)
         else:
@@ -316,7 +328,7 @@ class Fit:
         error = self._error_between if is_between else self.error
         is_off = not is_between or error > self._tolerance(scale)
         more = error if self._is_peak and is_off and math.isfinite(error) else 0.0
-        return value + max(self._raise, more)
+        return max(least, value + max(self._raise, more))
 
     @property
     def is_settled(self) -> bool:
@@ -370,6 +382,34 @@ def _roles(shapes: Sequence[Sizes]) -> list[int]:
         -1 if len(set(values)) == 1 else first.setdefault(values, column)
         for column, values in enumerate(zip(*shapes, strict=True))
     ]
+
+
+def _chords(sizes: Floats, values: Floats) -> tuple[Floats, Floats] | None:
+    """Return samples in the order of their sizes; None if their curve is not convex.
+
+    Args:
+        sizes: (n_shapes,) Distinct sizes.
+        values: (n_shapes,) The peaks.
+    """
+    order = np.argsort(sizes)
+    x, y = sizes[order], values[order]
+    if len(x) < 3:
+        return None
+    before = (x[1:-1] - x[:-2]) / (x[2:] - x[:-2])
+    chord = y[:-2] + before * (y[2:] - y[:-2])
+    is_convex = (y[1:-1] - chord).max() <= _BENT * np.abs(y).max()
+    return (x, y) if is_convex else None
+
+
+def _on_chords(x: Floats, y: Floats, size: float) -> tuple[float, bool]:
+    """Return the chord's value at a size, and whether that is between two samples.
+
+    Beyond them the last chord goes on, below which no convex curve lies.
+    """
+    at = int(np.clip(np.searchsorted(x, size), 1, len(x) - 1))
+    slope = (y[at] - y[at - 1]) / (x[at] - x[at - 1])
+    value = float(y[at - 1] + slope * (size - x[at - 1]))
+    return value, bool(x[0] <= size <= x[-1])
 
 
 def _left_out(estimator: Estimator, rows: Floats, values: Floats) -> Floats:

@@ -9,6 +9,7 @@ import fcntl
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 from pathlib import Path
@@ -24,11 +25,12 @@ class SimUnavailableError(RuntimeError):
 
 def why_not() -> str:
     """Return why it cannot be built here; "" if it can, or is built already."""
-    if library_path().exists() or shutil.which(_compiler()) is not None:
+    program = _compiler()[0]
+    if library_path().exists() or shutil.which(program) is not None:
         return ""
     return (
         f"the simulated device is compiled on its first use, which needs a C++ "
-        f"compiler of C++20, and there is no {_compiler()}: install one (apt-get "
+        f"compiler of C++20, and there is no {program}: install one (apt-get "
         f"install g++, conda install gxx, module load gcc), or name yours in CXX"
     )
 
@@ -73,17 +75,19 @@ def _compile(path: Path) -> None:
     root = Path(torch.__file__).resolve().parent
     made = path.with_suffix(".tmp")
     command = [
-        *(_compiler(), "-std=c++20", "-O1", "-fPIC", "-shared", "-w"),
+        *(*_compiler(), "-std=c++20", "-O1", "-fPIC", "-shared", "-w"),
         *(str(_SOURCES / "library.cpp"), "-o", str(made)),
         *(f"-I{root}/include", f"-I{root}/include/torch/csrc/api/include"),
         *(f"-L{root}/lib", "-lc10", "-ltorch_cpu", f"-Wl,-rpath,{root}/lib"),
     ]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode:
-        msg = f"{command[0]} could not compile the simulated device:\n{done.stderr}"
+        name = " ".join(_compiler())
+        msg = f"{name} could not compile the simulated device:\n{done.stderr}"
         raise SimUnavailableError(msg)
     made.replace(path)
 
 
-def _compiler() -> str:
-    return os.environ.get("CXX", "g++")
+def _compiler() -> list[str]:
+    """Return the compiler and its own arguments, as in ``CXX="ccache g++"``."""
+    return shlex.split(os.environ.get("CXX", "")) or ["g++"]

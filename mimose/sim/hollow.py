@@ -10,10 +10,11 @@ Each kernel takes its launch and, by the roofline, the longer of the times for i
 and its bytes at the card's rates: large and small products reach the same share of the
 peak. Without a `Host`, the clock only adds the device's time.
 Workspaces are those of cuBLAS and of attention backwards; cuDNN, cuBLASLt, cub, the
-CUDA context and NCCL take none. CUDA's allocator keeps blocks by stream; here all
-streams share them. A tensor of more than 256 bytes (of integers, 4 MiB) reads as zero,
-so values of losses and gradients mean nothing. Operators whose output size depends on
-the data of a large tensor raise an error.
+CUDA context and NCCL take none. The allocator keeps blocks by stream, as CUDA's does,
+but frees at once what `record_stream` lets CUDA free later. A tensor of more than 256
+bytes (of integers, 4 MiB) reads as zero, so values of losses and gradients mean
+nothing. Operators whose output size depends on the data of a large tensor raise an
+error.
 
 Note: [The user's clock]
 A user waits for the longer of two timelines. The host issues each operator at a price,

@@ -74,6 +74,31 @@ def test_a_peak_is_raised_by_what_it_misses():
         assert fit.predict(shape, scale) - value < 0.02 * scale
 
 
+def test_three_samples_show_a_line():
+    """Also where another term alone explains more of them than either of its two."""
+    bytes_of = {t: 1588248.0 * t - 872447990.0 for t in (746, 783, 836)}
+    fit = Fit(
+        LeastSquares(), {(t,): [n] for t, n in bytes_of.items()}, 0.0, is_peak=False
+    )
+    assert fit.is_exact
+    assert fit.predict((558,)) == pytest.approx(1588248.0 * 558 - 872447990.0)
+
+
+def test_a_peak_of_several_sums_is_told_between_samples():
+    """Whichever sum decides there: no polynomial tells it so near."""
+
+    def peak(t):
+        return max(9e8 - 3e5 * t, 7e8 - 3e4 * t, 5e8 + 1e5 * t, 60.0 * t * t)
+
+    sizes = random.Random(0).sample(range(200, 4096), 24)
+    readings = {(t,): [peak(t)] for t in sizes}
+    fit = Fit(LeastSquares(), readings, 0.0, is_peak=True)
+    assert not fit.is_exact
+    for t in range(min(sizes), max(sizes), 7):
+        assert 0 <= fit.predict((t,)) - peak(t) + 1.0 < 0.02 * peak(t)
+    assert all(fit.predict((t,)) >= 0.99 * peak(t) for t in (150, 4200))
+
+
 def test_a_term_for_one_shape_alone_is_left_out():
     """Nothing would check it: what is nearly the same everywhere is believed so."""
     lengths = (2890, 731, 1089, 1748, 2531, 1990, 1427, 498, 942, 450)

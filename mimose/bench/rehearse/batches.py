@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from mimose.bench.rehearse.foreign import NESTED
 from mimose.usage import UsageError
 
 Lengths: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
@@ -86,6 +87,10 @@ class Batches:
             names += [str(i) for i in range(len(names), len(given))]
             self._by_name = dict(zip(names, given, strict=False))
             self._is_named = False
+        for name, each in self._by_name.items():
+            if isinstance(each, torch.Tensor) and each.is_nested:
+                msg = f"{name} in the batch is a nested tensor: {NESTED}"
+                raise UsageError(msg)
         self._tensors = {
             name: each.detach().cpu()
             for name, each in self._by_name.items()

@@ -110,7 +110,8 @@ class Rehearsal:
     held: Mapping[str, int] = field(default_factory=dict)
     """Bytes of weights, gradients and optimizer, on this rank."""
     holders: Mapping[str, float] = field(default_factory=dict)
-    """What holds the highest peak, in bytes."""
+    """What held the highest level of any step, in bytes; with what the allocator had
+    reserved beyond it."""
     items_per_second: float | None = None
     """Tokens or samples of this rank, behind the tenth step, as a user waits."""
     unit: str = "tokens"
@@ -372,13 +373,15 @@ def _text(found: Rehearsal, width: int) -> list[str]:
     rows = []
     outside, total = map(format_bytes, (found.outside_bytes, found.total_bytes))
     if found.budget_bytes is not None:
+        is_above = (found.peak_bytes or 0) > found.budget_bytes and not found.over
+        when = " outside of forward and backward" if is_above else ""
         rows.append(
             (
                 "budget",
                 f"{_bytes(found.budget_bytes)} of {total}, {outside} of which lie "
                 f"outside of the allocator; reserved at most "
-                f"{_bytes(found.peak_bytes)}; {found.over} steps over, {found.reruns} "
-                f"forwards ran again",
+                f"{_bytes(found.peak_bytes)}{when}; {found.over} steps over, "
+                f"{found.reruns} forwards ran again",
             )
         )
     kept = "; ".join(f"{k} {format_bytes(v)}" for k, v in found.held.items() if v)

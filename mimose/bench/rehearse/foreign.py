@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +41,27 @@ _INSTEAD: Mapping[str, str] = {
     "unsloth": "build the model with transformers in its place",
 }
 """Packages that bring kernels, and what to do for the rehearsal."""
+NESTED = (
+    "the sizes of its rows are values, which a simulated card does not compute: pad it "
+    "for the rehearsal, which then holds as many bytes or more"
+)
+_WAYS: Mapping[str, str] = {
+    "CUDAGraph|/torch/cuda/graphs.py": (
+        "a simulated card captures no CUDA graph, and no session plans a captured "
+        "step: leave torch.cuda.graph and make_graphed_callables out"
+    ),
+    "The hollow device cannot run": (
+        "numbers are not computed. If a size depends on some (x[mask], nonzero, "
+        "unique), let it be fixed for the rehearsal: keep all rows and multiply by "
+        "the mask, or pad"
+    ),
+    "/torch/nested/|NestedTensor": NESTED,
+    "/torch/_inductor/|/torch/_dynamo/": (
+        "a simulated card has no compiler: leave torch.compile out for the rehearsal, "
+        "also of functions that the model calls"
+    ),
+}
+"""What a traceback holds, either of them, and what to do then."""
 _OWN = str(Path(__file__).resolve().parents[2])
 _SIZES = "nonzero", "masked_select", "_unique2", "unique_consecutive", "unique_dim"
 """Operators whose results have sizes that depend on values."""
@@ -76,13 +97,28 @@ def raise_if_foreign(model: nn.Module, optimizer: object | None) -> None:
 
 
 def named_in(error: BaseException) -> str:
-    """Return advice if an error comes from a package that brings kernels."""
+    """Return advice if an error shows what a simulated device has not; "" if not.
+
+    That is a package with kernels, CUDA graphs, a compiler, or values.
+    """
     lines = "".join(traceback.format_exception(error))
     for package in _INSTEAD:
         if f"/{package}/" in lines or f"'{package}'" in lines:
             return f". {instead_of(package)}"
     if "flash_attention" in lines or "FlashAttention" in lines:
         return f". {instead_of('flash_attn')}"
+    for marks, advice in _WAYS.items():
+        if any(mark in lines for mark in marks.split("|")):
+            place = _place(traceback.extract_tb(error.__traceback__))
+            return f" ({place}): {advice}" if place else f": {advice}"
+    return ""
+
+
+def _place(frames: Sequence[traceback.FrameSummary]) -> str:
+    """Return the last line of the user's own code; "" if there is none."""
+    for frame in reversed(frames):
+        if "/torch/" not in frame.filename and _OWN not in frame.filename:
+            return f"{Path(frame.filename).name}, line {frame.lineno}"
     return ""
 
 
@@ -116,11 +152,8 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
     def _note(self, what: str) -> None:
-        for frame in reversed(traceback.extract_stack()):
-            if "/torch/" not in frame.filename and _OWN not in frame.filename:
-                place = f"{Path(frame.filename).name}, line {frame.lineno}"
-                self.places.setdefault(place, what)
-                return
+        if place := _place(traceback.extract_stack()):
+            self.places.setdefault(place, what)
 
 
 def values_read(forward: Callable[[], object]) -> Iterator[str]:

@@ -20,7 +20,6 @@ import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
@@ -29,6 +28,7 @@ from mimose.bench.child import RunFailedError
 from mimose.bench.device import SIM
 from mimose.bench.rehearse.batches import Batches
 from mimose.bench.rehearse.foreign import named_in, raise_if_foreign, values_read
+from mimose.bench.rehearse.holders import at_peak
 from mimose.bench.rehearse.host import of_session
 from mimose.bench.step_meter import autocast
 from mimose.bench.zoo import called_by_name
@@ -38,7 +38,6 @@ from mimose.exceptions import (
     MimoseError,
     first_line,
 )
-from mimose.planners import lay_out
 from mimose.session import Session, attach
 from mimose.sim import use
 from mimose.sim.hollow import HOST, clock
@@ -107,7 +106,10 @@ def work(task: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     with session:
         charge = of_session(session)
         for n, (shape, batch) in enumerate(training.batches()):
-            yield {"step": n, **training.watched(session, shape, batch, charge)}
+            step = training.watched(session, shape, batch, charge)
+            yield {"step": n, **step}
+            if step["no_room"] and task["ranks"] > 1:
+                break  # the other ranks wait, so no training goes on
         if not training.steps:
             msg = f"batches() of {task['model'].partition(':')[0]} yielded no batch"
             raise RunFailedError(msg)
@@ -141,14 +143,14 @@ def _made(source: str) -> tuple[nn.Module, Any, torch.optim.Optimizer | None]:
         with torch.device(SIM):
             made = called_by_name(source)
     except ValueError as error:
-        text = str(error)
-        if "cuda" in text.lower() or "nvidia" in text.lower():
-            text += (
+        text, advice = str(error), named_in(error)
+        if not advice and ("cuda" in text.lower() or "nvidia" in text.lower()):
+            advice = (
                 ". The rehearsal's device is torch's default one, and there is no "
                 "other: leave .cuda() and device='cuda' out, or take "
                 "torch.get_default_device()"
             )
-        raise RunFailedError(text + named_in(error)) from error
+        raise RunFailedError(text + advice) from error
     parts = made if isinstance(made, tuple) else (made,)
     model, batch, optimizer = (*parts, None, None, None)[:3]
     if not isinstance(model, nn.Module) or batch is None or len(parts) > 3:
@@ -170,14 +172,18 @@ class _Training:
         self.model.train()
         raise_if_foreign(self.model, optimizer)
         trained = [p for p in self.model.parameters() if p.requires_grad]
-        self._optimizer = optimizer or OPTIMIZERS[task["optimizer"]](trained)
+        self.optimizer = optimizer or OPTIMIZERS[task["optimizer"]](trained)
         try:
             self.own = Batches(self.model, batch, task["lengths"])
         except UsageError as error:
             raise RunFailedError(str(error)) from error
         own = [*self.model.parameters(), *self.model.buffers()]
         self._weight_bytes, self._gradient_bytes = _bytes(own), 0
+        self.ranks: int = task["ranks"]
         self.steps: list[dict[str, Any]] = []
+        self.highest: tuple[Shape | None, Any] = (None, None)
+        """The shape and the batch of the step with the highest level."""
+        self._highest_bytes = -1
 
     def notes(self) -> list[str]:
         """Return where results would depend on numbers that are not computed.
@@ -235,14 +241,15 @@ class _Training:
         try:
             self._train(batch, charge)
         except (InfeasibleBudgetError, torch.OutOfMemoryError) as error:
-            step["no_room"] = first_line(error)
+            what = first_line(error)
+            step["no_room"] = what.replace("SIM out", f"Step {len(self.steps)} ran out")
             if isinstance(error, InfeasibleBudgetError):
                 step |= _missing(error)
             error.__traceback__ = None  # its frames hold the step's tensors
         except Exception as error:
             raise self._failed(error) from error
         if step["no_room"]:
-            self._optimizer.zero_grad()
+            self.optimizer.zero_grad()
             gc.collect()
         elif session.records and session.records[-1].step > n_before:
             record = session.records[-1]
@@ -259,6 +266,9 @@ class _Training:
                 "over": record.is_over,
                 "retries": record.retries,
             }
+            if (record.observed_peak_bytes or 0) > self._highest_bytes:
+                self._highest_bytes = record.observed_peak_bytes or 0
+                self.highest = shape, batch
         passed = clock().since(before)
         step |= {"seconds": passed.user, "collectives": passed.collectives}
         first = next(each for each in tensors_in(batch) if each.ndim)
@@ -268,7 +278,7 @@ class _Training:
 
     def held(self) -> dict[str, float]:
         """Return the bytes that stay between steps, by what they are."""
-        state = tensors_in(list(self._optimizer.state.values()))
+        state = tensors_in(list(self.optimizer.state.values()))
         return {
             "weights": self._weight_bytes,
             "gradients": self._gradient_bytes,
@@ -284,8 +294,8 @@ class _Training:
             self._gradient_bytes = _bytes(
                 p.grad for p in self.model.parameters() if p.grad is not None
             )
-        self._optimizer.step()
-        self._optimizer.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def _loss(self, batch: Any) -> torch.Tensor:
         with autocast(self._device, self._task["dtype"]):
@@ -303,7 +313,8 @@ class _Training:
         return tuple(map(moved, batch if isinstance(batch, (tuple, list)) else [batch]))
 
     def _failed(self, error: Exception) -> RunFailedError:
-        text = f"the model's step failed: {type(error).__name__}: {first_line(error)}"
+        what = first_line(error).partition(": it has no kernel")[0]
+        text = f"the model's step failed: {type(error).__name__}: {what}"
         return RunFailedError(text + named_in(error))
 
 
@@ -345,21 +356,27 @@ def _found(
     if not done:
         return found
     highest = max(done, key=lambda step: step["observed"] or 0)
-    found["holders"] = _holders(session, highest["shape"])
+    if not failed or training.ranks == 1:  # a failed backward leaves ranks unusable
+        found["holders"] = _holders(session, training, charge)
     found["extra_share"] = _extra(session, [step["shape"] for step in late])
     if highest["shape"] and not failed:
         found["largest"] = _largest(session, training, charge)
     return found
 
 
-def _holders(session: Session, shape: Shape) -> dict[str, float]:
-    """Return what holds a step's predicted peak; nothing if that is unknown."""
-    plan = session.forecast(shape).plan
-    if plan is None:
+def _holders(
+    session: Session, training: _Training, charge: Callable[[], None]
+) -> dict[str, float]:
+    """Return what holds the highest step's level, run again; nothing without one."""
+    shape, batch = training.highest
+    if batch is None:
         return {}
-    problem = session.planning_problem(shape)
-    choice = np.array([problem.actions.index(name) for name in plan.actions])
-    return dict(lay_out(problem, choice).holders())
+    held = {name: n for name, n in training.held().items() if name != "gradients"}
+
+    def step() -> None:
+        training.watched(session, shape, batch, charge)
+
+    return at_peak(training.model, training.optimizer, held, step)
 
 
 def _extra(session: Session, shapes: Iterable[Shape]) -> float | None:

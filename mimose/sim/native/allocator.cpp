@@ -1,5 +1,6 @@
 // Handing out blocks and taking them back.
 #include "rules.h"
+#include "runtime.h"
 
 #include <c10/util/Exception.h>
 
@@ -21,7 +22,7 @@ void* CachingAllocator::allocate(size_t n_bytes) {
   std::lock_guard<std::mutex> lock(mutex_);
   size_t size = block_size(n_bytes);
   Pool& pool = size <= kSmallSize ? small_ : large_;
-  Request request{n_bytes, size, segment_size(size), pool};
+  Request request{n_bytes, size, segment_size(size), pool, current_stream};
   if (fails_in_ && --fails_in_ == 0) out_of_memory(request);
   Block* block = find_free(request);
   if (!block) block = new_block(request);
@@ -29,18 +30,20 @@ void* CachingAllocator::allocate(size_t n_bytes) {
   return hand_out(block, request);
 }
 
-// CUDA: get_free_block. Best fit: the smallest that is large enough, then the lowest
-// address; of an expandable segment's blocks the one that can grow least.
+// CUDA: get_free_block. Best fit of the stream: the smallest that is large enough, then
+// the lowest address; of an expandable segment's blocks the one that can grow least.
 Block* CachingAllocator::find_free(const Request& request) {
   auto& free = request.pool.free;
   if (collects_garbage()) request.pool.n_searches++;
   Block key;
   key.size = request.size;
+  key.stream = request.stream;
   auto found = free.lower_bound(&key);
-  if (found == free.end()) return nullptr;
+  if (found == free.end() || (*found)->stream != request.stream) return nullptr;
   if ((*found)->segment)
     for (auto next = std::next(found);
-         next != free.end() && size_with_unmapped(*next) < size_with_unmapped(*found);
+         next != free.end() && (*next)->stream == request.stream &&
+         size_with_unmapped(*next) < size_with_unmapped(*found);
          ++next)
       found = next;
   Block* block = *found;
@@ -93,7 +96,7 @@ bool CachingAllocator::should_split(const Block& block, size_t size) const {
 
 // Cut a new block from the front of one; what is left of that goes back to the pool.
 Block* CachingAllocator::split(Block* block, size_t size) {
-  auto* front = new Block{block->address, size, 0, block->pool};
+  auto* front = new Block{block->address, size, 0, block->pool, block->stream};
   front->segment = block->segment;
   front->prev = block->prev;
   if (front->prev) front->prev->next = front;

@@ -1,8 +1,9 @@
 // The caching allocator of one simulated device.
 //
 // Each rule is one of CUDA's (c10/cuda/CUDACachingAllocator.cpp), whose function is
-// named beside it, for the case of one stream and no graph capture. What differs is
-// where segments come from: a range of host addresses, in place of cudaMalloc.
+// named beside it, for the case of no graph capture. What differs is where segments come
+// from, a range of host addresses in place of cudaMalloc, and that `record_stream` does
+// not defer what is freed.
 #pragma once
 
 #include "address_space.h"
@@ -51,6 +52,7 @@ struct Block {
   size_t size = 0;
   size_t requested = 0;
   Pool* pool = nullptr;
+  int64_t stream = 0;  // which alone gets it again
   bool allocated = false;
   bool mapped = true;
   ExpandableSegment* segment = nullptr;  // null: the segment is of the usual kind
@@ -63,6 +65,7 @@ struct Block {
 
 struct BySize {
   bool operator()(const Block* a, const Block* b) const {
+    if (a->stream != b->stream) return a->stream < b->stream;
     return a->size != b->size ? a->size < b->size : a->address < b->address;
   }
 };
@@ -126,6 +129,7 @@ class CachingAllocator {
     size_t size;       // of the block
     size_t segment_size;
     Pool& pool;
+    int64_t stream;
   };
 
   Block* find_free(const Request& request);
@@ -152,7 +156,7 @@ class CachingAllocator {
   // Expandable segments: expandable.cpp.
   Block* expand(const Request& request);
   Block* find_expandable(const Request& request);
-  Block* new_expandable(Pool& pool);
+  Block* new_expandable(const Request& request);
   bool map(Block* block, size_t n_bytes);
   void unmap(Block* block);
   void cut(Block* block, char* begin, char* end);

@@ -1,4 +1,4 @@
-// Expandable segments: one range of addresses a pool, of which granules are mapped.
+// Expandable segments: one range of addresses a pool and stream, of which granules are mapped.
 #include "hollow.h"
 #include "rules.h"
 
@@ -22,22 +22,24 @@ Block* CachingAllocator::expand(const Request& request) {
 // have room; a new segment if there is none.
 Block* CachingAllocator::find_expandable(const Request& request) {
   for (Block* block : request.pool.unmapped) {
+    if (block->stream != request.stream) continue;
     if (block->prev && !block->prev->allocated) block = block->prev;
     size_t room = 0;
     for (Block* b = block; b && !b->allocated && room < request.size; b = b->next)
       room += b->size;
     if (room >= request.size) return block;
   }
-  return new_expandable(request.pool);
+  return new_expandable(request);
 }
 
 // CUDA: ExpandableSegment. Addresses for 1 1/8 of the device's memory, in granules of
 // 2 MiB for the small pool and of 20 MiB for the large one.
-Block* CachingAllocator::new_expandable(Pool& pool) {
+Block* CachingAllocator::new_expandable(const Request& request) {
+  Pool& pool = request.pool;
   const size_t granule = pool.is_small ? kSmallBuffer : kLargeBuffer;
   const size_t size = rounded_up(total_ + total_ / 8, granule);
   char* address = AddressSpace::instance().take(device_, size);
-  auto* block = new Block{address, size, 0, &pool};
+  auto* block = new Block{address, size, 0, &pool, request.stream};
   block->segment = new ExpandableSegment{address, size, granule};
   block->mapped = false;
   pool.unmapped.insert(block);
@@ -93,7 +95,7 @@ void CachingAllocator::unmap(Block* block) {
 // block of the same kind.
 void CachingAllocator::cut(Block* block, char* begin, char* end) {
   auto beside = [&](char* address, size_t size, Block* prev, Block* next) {
-    auto* other = new Block{address, size, 0, block->pool};
+    auto* other = new Block{address, size, 0, block->pool, block->stream};
     other->segment = block->segment;
     other->mapped = block->mapped;
     other->prev = prev;

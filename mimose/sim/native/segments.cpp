@@ -24,7 +24,7 @@ Block* CachingAllocator::new_segment(const Request& request) {
   pass_in_allocator(device_, card.segment + card.segment_byte * double(size),
                     false);
   note("segment_alloc", address, size);
-  return new Block{address, size, 0, &request.pool};
+  return new Block{address, size, 0, &request.pool, request.stream};
 }
 
 // CUDA: release_block.
@@ -75,16 +75,19 @@ bool CachingAllocator::release_oversize(const Request& request) {
   auto& free = request.pool.free;
   Block key;
   key.size = std::max(request.size, settings_.max_split_bytes);
+  key.stream = request.stream;
   auto found = free.lower_bound(&key);
-  if (found != free.end()) {
+  if (found != free.end() && (*found)->stream == request.stream) {
     release_segment(*found);
     return true;
   }
   size_t released = 0;
-  while (released < key.size && !free.empty() &&
-         (*free.rbegin())->size >= settings_.max_split_bytes) {
-    released += (*free.rbegin())->size;
-    release_segment(*free.rbegin());
+  while (released < key.size && found != free.begin()) {
+    Block* block = *--found;
+    if (block->stream != request.stream || block->size < settings_.max_split_bytes) break;
+    released += block->size;
+    release_segment(block);
+    found = free.lower_bound(&key);
   }
   return released >= key.size;
 }

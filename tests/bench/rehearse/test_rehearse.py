@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import random
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 import mimose
 from mimose.cli.main import main
 from mimose.exceptions import RehearsalError, StateMismatchError
+from mimose.sim.build import build
 
 pytestmark = pytest.mark.timeout(600)  # processes that import torch, on any machine
 FIXTURES = str(Path(__file__).parents[2] / "fixtures")
@@ -54,6 +56,11 @@ def test_it_is_planned_within_the_budget(rehearsed):
     assert found.error_p99 < 0.01
     assert found.held["optimizer"] > found.held["weights"] > 2**20
     assert found.largest["ids.1"] >= max(LENGTHS)
+    assert sum(found.holders.values()) <= found.peak_bytes
+    parts = {"weights", "optimizer", "activations", "logits and loss", "fragmentation"}
+    assert parts <= set(found.holders)
+    table = found.holders["logits and loss"] / (8 * max(LENGTHS) * 100 * 4)
+    assert 2 <= table <= 4  # logits, what the loss saves, their gradient
     assert found.items_per_second > 0
     assert "<html" in (out / "page.html").read_text("utf-8")
     assert "fits" in str(found)
@@ -118,6 +125,7 @@ def test_one_rank_holds_its_share(toys, name, share):
     assert found.fits
     assert found.held["weights"] == pytest.approx(share * whole, rel=0.02)
     assert found.collective_seconds > 0
+    assert ("gathered weights" in found.holders) == (name == "sharded")
 
 
 def test_cards_get_a_line_each(capsys, tmp_path):
@@ -141,14 +149,26 @@ def test_cards_get_a_line_each(capsys, tmp_path):
     [
         ("foreign", r"layers\.2 .*flash_attn.*sdpa"),
         ("on_cuda", r"get_default_device"),
-        ("selects", r"index|nonzero"),
+        ("selects", r"index.*line \d+.*mask"),
+        ("graphed", r"make_graphed_callables"),
+        ("compiles", r"torch\.compile"),
+        ("nested", r"ids .*nested.*pad"),
         ("nothing", r"nothing"),
     ],
 )
 def test_what_cannot_be_rehearsed_is_said(name, says):
     """The message says what is in the way, and what to do."""
     with pytest.raises(RehearsalError, match=says):
-        mimose.rehearse(f"rehearse_toys:{name}", steps=2, progress=False)
+        mimose.rehearse(f"rehearse_toys:{name}", steps=12, progress=False)
+
+
+def test_batches_of_ones_own(toys):
+    """A function beside `make` yields them, and each is trained as it is."""
+    (found,) = mimose.rehearse(
+        "rehearse_batches:make", "a10:4", steps=9, progress=False
+    )
+    assert [32, 64, 96] * 3 == [step["shape"]["ids.1"] for step in found.steps]
+    assert {8 * 32, 8 * 64, 8 * 96} == {step["items"] for step in found.steps}
 
 
 def test_branches_on_values_are_told():
@@ -164,6 +184,18 @@ def test_without_a_compiler_there_is_a_remedy(monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(RehearsalError, match="install one"):
         mimose.rehearse("rehearse_toys:small")
+
+
+def test_a_compiler_may_bring_arguments(monkeypatch, tmp_path):
+    """As where CXX calls it through another program."""
+    program = tmp_path / "fake.py"
+    program.write_text(
+        "import sys; open(sys.argv[sys.argv.index('-o') + 1], 'w').write(sys.argv[1])",
+        encoding="utf-8",
+    )
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    monkeypatch.setenv("CXX", f"{sys.executable} {program} --flag")
+    assert "--flag" == build().read_text(encoding="utf-8")
 
 
 @pytest.mark.parametrize(

@@ -71,6 +71,24 @@ def test_free_neighbours_merge(sim, take, numbers):
     assert 2 * MIB == sim.memory_reserved()
 
 
+@pytest.mark.parametrize("expandable", [False, True])
+def test_a_freed_block_stays_with_its_stream(sim, take, expandable):
+    """Another stream gets memory of its own, as on CUDA."""
+    sim.set_expandable_segments(expandable)
+    block = take(40 * MIB)
+    del block
+    held = sim.memory_reserved()
+    again = take(40 * MIB)
+    assert held == sim.memory_reserved()
+    del again
+    with sim.stream(sim.Stream()):
+        other = take(40 * MIB)
+    assert 2 * held == sim.memory_reserved()
+    del other
+    sim.empty_cache()
+    assert 0 == sim.memory_reserved()
+
+
 def test_empty_cache_releases_segments_that_are_wholly_free(sim, take):
     """A segment of which 512 bytes are held stays; the other goes."""
     held, freed = take(512), take(20 * MIB)
