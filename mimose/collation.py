@@ -102,6 +102,8 @@ class Collation:
         most: The most samples of a batch that was trained, and the most elements (the
             sum of all lengths); 0 until a step is paired with a batch.
         waits: How long ranks waited for each other, as predicted; None if not known.
+        least_rows_share: The share of the tokens a second that ``min_rows`` costs, as
+            predicted, in the mean over lengths; 0 if not known.
     """
 
     def __init__(self, engine: Engine) -> None:
@@ -114,6 +116,7 @@ class Collation:
         self._rules: dict[tuple[str, int], Sequence[_Line | _Bound]] = {}
         self.most, self.n_steps = (0, 0), 0
         self.waits: RankWaits | None = None
+        self.least_rows_share = 0.0
         self._waiting: deque[Drawn] = deque()
         self._steps: list[tuple[str, Sizes]] = []
         self._is_split = False

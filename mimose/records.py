@@ -300,6 +300,9 @@ class Summary(Totals):
     None before products were counted."""
     rank_waits: RankWaits | None = None
     """How long ranks wait for each other; None without a sampler on several ranks."""
+    least_rows_share: float = 0.0
+    """The share of the tokens a second that ``min_rows`` of a sampler costs, as
+    predicted, in the mean over lengths; 0 if nothing or not known."""
     largest_to_come: Mapping[str, int] | None = None
     """The largest of the shapes given to `Session.expect`; None if there are none."""
     least_peak_to_come: float | None = None

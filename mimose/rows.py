@@ -402,13 +402,15 @@ class Rows:
         is_known = len(known.rows) == len(self.at_anchors)
         before = known.rows if is_known else [0] * len(self.at_anchors)
         fitted = known.fits if is_known and known.fits else before
-        rows, paces, fits = zip(
+        rows, paces, fits, fastest = zip(
             *(
                 self._best(session, *at_one)
                 for at_one in zip(self.at_anchors, before, fitted, strict=True)
             ),
             strict=True,
         )
+        if all(paces) and self.has_least:
+            session.collation.least_rows_share = 1.0 - sum(fastest) / sum(paces)
         tokens = self.at_anchors.sum(axis=1)
         samples, elements = (2 * most for most in session.collation.most)
         most = np.minimum(samples, elements / tokens)
@@ -422,10 +424,11 @@ class Rows:
 
     def _best(
         self, session: Session, lengths: Ints, old: int, fitted: float
-    ) -> tuple[int, float, float]:
+    ) -> tuple[int, float, float, float]:
         """Return the rows that train the most tokens a second, and seconds a token.
 
-        The third is how many rows fit, if it matters. Each is 0 if not known.
+        The third is how many rows fit, if it matters; the fourth the seconds a token
+        without least rows. Each is 0 if not known.
 
         Args:
             session: Makes the forecasts.
@@ -457,10 +460,13 @@ class Rows:
             seconds = found.settled_seconds + self._first_seconds
             return math.log(n / max(1e-9, seconds)) - doubling * math.log2(n)
 
-        def paced(n: int, known: int, fit: float = 0.0) -> tuple[int, float, float]:
-            seconds = ask(known).settled_seconds
+        def pace(n: int) -> float:
+            seconds = ask(n).settled_seconds
             total = 0.0 if seconds is None else seconds + self._first_seconds
-            return n, total / (known * tokens), fit
+            return total / (n * tokens)
+
+        def paced(n: int, known: int) -> tuple[int, float, float, float]:
+            return n, pace(known), 0.0, pace(known)
 
         old = min(old, int(most))
         start = int(np.searchsorted(_GRID, old)) if old else 0
@@ -491,11 +497,11 @@ class Rows:
 
         grid = _GRID[: bisect.bisect_right(_GRID, _MORE * self._least)]
         fit = grid[max(1, bisect.bisect(grid, 0, key=lambda n: not ask(n).fits)) - 1]
-        best = max(best, min(self._least, fit, int(most)))
+        fastest, best = best, max(best, min(self._least, fit, int(most)))
         # If so many longer samples fit, the share of another one does.
         part = fit + bisect.bisect(range(1, 8), 0, key=lambda at: not fits(at)) / 8.0
         is_same = fitted <= part < _SAME_FIT * fitted
-        return paced(best, best, fitted if is_same else part)
+        return best, pace(best), fitted if is_same else part, pace(fastest)
 
 
 class Draws:

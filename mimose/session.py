@@ -671,6 +671,7 @@ class Session:
             byte_price=self._engine.learner.model.byte_price(),
             rehearsed=self._rehearsed,
             rank_waits=self.collation.waits,
+            least_rows_share=self.collation.least_rows_share,
             inexact_layers=dict(self._engine.findings.inexact),
             largest_to_come=self._engine.to_come.largest,
             least_peak_to_come=self._engine.to_come.least_peak_bytes,

@@ -503,6 +503,9 @@ def test_rows_that_were_asked_for(multiple, limits):
             assert len(batch) <= most
             n_few += len(batch) < min(most, int(0.95 * fit))
         assert n_few < 0.02 * len(batches)  # at the ends
+    # Seven rows take 1.7 seconds each, a single one 1.1.
+    cost = sampler.session.collation.least_rows_share
+    assert 0.05 < cost < 1 - 1.1 / 1.7
     batches = list(mimose.BatchSampler(lengths, _Crowded(2**12)))
     assert 1 == max(map(len, batches))
 

@@ -35,13 +35,14 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset
 
-from mimose.arguments import check_integer
+from mimose.arguments import check_integer, raise_if_unknown
 from mimose.batch_sampler import BatchSampler
 from mimose.batch_stream import BatchStream
 from mimose.budget import Budget
 from mimose.exceptions import CheckpointingConflictError, MimoseError, NoUnitsError
 from mimose.integrations.base import SessionCallback
 from mimose.runtime.retry import TrainersStep
+from mimose.session import attach_arguments
 from mimose.torch_private import COMPILED_MODULE
 
 try:
@@ -314,10 +315,14 @@ def fill_budget(
         an index, or a list of them for one without.
 
     Raises:
+        TypeError: There is no argument of a given name; it has the nearest one.
         ValueError: `pad_to_multiple_of` is not an integer of at least 1.
     """
     if pad_to_multiple_of is not None:
         check_integer(_MULTIPLE, pad_to_multiple_of)
+    known = [*_FILLS, *attach_arguments(), "learned", "module"]
+    others = {name: value for name, value in options.items() if name not in known}
+    raise_if_unknown(others, [*dict.fromkeys(known)], "fill_budget")
 
     class Filling(trainer_class):  # type: ignore[valid-type,misc]
         def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -490,6 +495,10 @@ def _streamed(
 
 def _as_it_is(sample: Any) -> Any:
     return sample
+
+
+_FILLS = [*inspect.signature(fill_budget).parameters][:-1]
+"""The arguments of `fill_budget` itself."""
 
 
 class _Part(IterableDataset[Any]):

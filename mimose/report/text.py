@@ -168,6 +168,12 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
         )
     if summary.rank_waits is not None:
         yield "waiting", _waits(summary.rank_waits)
+    if summary.least_rows_share > _PAYS:
+        yield (
+            "min_rows",
+            f"costs {summary.least_rows_share:.0%} of the tokens a second, as predicted "
+            f"in the mean over lengths: a smaller one trains more",
+        )
     if summary.largest_to_come:
         least = summary.least_peak_to_come
         needs = "what it needs is not known yet"

@@ -233,6 +233,13 @@ def test_rows_that_were_asked_for(tmp_path, caplog, asked, given, found):
     assert found == sampler.state_dict()["of"]["min_rows"]
 
 
+def test_a_misspelt_argument_names_the_nearest():
+    """Of `fill_budget` itself, and of what it passes on."""
+    for wrong, right in (("lenghts", "lengths"), ("record_too", "record_to")):
+        with pytest.raises(TypeError, match=f"fill_budget has no .*mean '{right}'"):
+            fill_budget(Trainer, "6GiB", **{wrong: None})
+
+
 class _FailsOnce(Trainer):
     """Runs out of memory in its second step."""
 
