@@ -50,14 +50,14 @@ class _Failing(nn.Module):
 
 
 def _is_broken_off(session, n_lines):
-    """Detach, with Ctrl-C after so many lines of the engine, if it has as many."""
+    """Detach, with Ctrl-C after so many lines of the undoing, if it has as many."""
     n_left = n_lines
 
     def trace(frame, event, _):
         nonlocal n_left
         code = frame.f_code
-        is_ours = code.co_filename.endswith("runtime/engine.py")
-        if not is_ours or code.co_name not in ("detach", "end", "_run_all"):
+        is_ours = code.co_filename.endswith(("runtime/engine.py", "inputs/patch.py"))
+        if not is_ours or code.co_name not in ("remove", "end", "_run_all"):
             return None
         n_left -= event == "line"
         if n_left < 0:
