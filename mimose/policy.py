@@ -315,7 +315,7 @@ def without_plan(
 
 Ending: TypeAlias = Literal["once", "again", "unclear"]
 """How a step has ended: its backward has run to its end; another one has, through the
-same graphs; or neither can be told, so that only its records count."""
+same graphs; or neither is known, so that only its records count."""
 
 
 class StepOutcome(NamedTuple):

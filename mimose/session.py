@@ -307,24 +307,15 @@ class Session:
         with nullcontext() if ranks is None else ranks.sharing_errors():
             self._engine = engine = Engine(model, options, found, ranks)
         self.records = engine.records
+        last, budget, policy = engine.last_steps, engine.budget, engine.policy
+        steps, describer, seconds = engine.steps, engine.describer, engine.seconds
         self._forecasts = Forecasts(
-            engine.last_steps,
-            engine.policy,
-            engine.budget,
-            engine.seconds,
-            engine.losses,
-            engine.steps,
-            engine.describer,
+            last, policy, budget, seconds, engine.losses, steps, describer
         )
         self._splitter = Splitter(
-            self._forecasts,
-            engine.last_steps,
-            engine.budget,
-            engine.driver,
-            self.records,
-            ranks,
+            self._forecasts, last, budget, engine.driver, self.records, ranks
         )
-        self.collation = Collation(engine.last_steps)
+        self.collation = Collation(last)
         try:
             self._attach(model, options)
         except BaseException:
@@ -632,13 +623,9 @@ class Session:
             is_new: Whether the session was made during the step.
         """
         engine = self._engine
-        return Attempts(
-            engine.retry,
-            engine.steps,
-            engine.findings,
-            engine.driver.prepare_safest,
-            is_new=is_new,
-        )
+        retry, steps, findings = engine.retry, engine.steps, engine.findings
+        prepare = engine.driver.prepare_safest
+        return Attempts(retry, steps, findings, prepare, is_new=is_new)
 
     def _raise_if_detached(self) -> nn.Module:
         if self._model is None:

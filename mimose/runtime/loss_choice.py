@@ -144,7 +144,7 @@ class LossChoice:
         return self.losses
 
     def forget_losses(self) -> None:
-        """Let go of the model, as the session ends."""
+        """Free the losses, and so the model, as the session ends."""
         self.losses = ()
 
     def choose(
