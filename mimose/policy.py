@@ -339,8 +339,6 @@ class StepOutcome(NamedTuple):
     """The readings; None if the meter reads no peak, or there was no backward."""
     is_one: bool
     """Whether its readings are those of one step, so that it can teach something."""
-    peak_bytes: int
-    """The highest level that was read, or that its operators must have reached."""
     measured: MeasuredStep | None
     """None if it was not measured, or nothing can be learned from that."""
     began: Any

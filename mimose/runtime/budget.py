@@ -248,16 +248,17 @@ class SessionBudget:
         """Return what is held now."""
         return self._meter.live_bytes()
 
-    def observe(self, outcome: StepOutcome, *, is_least: bool) -> None:
-        """Learn from a step that has ended, whose peaks were read.
+    def observe(self, outcome: StepOutcome, peaks: Peaks, *, is_least: bool) -> None:
+        """Learn from a step that has ended.
 
         Args:
             outcome: What it has shown.
+            peaks: The readings.
             is_least: Whether it was measured with everything recomputed.
         """
         self.limit.observe()
         if is_least:
-            peak, state = outcome.peak_bytes, float(self._optimizers.state_bytes)
+            peak, state = peaks.level_bytes, float(self._optimizers.state_bytes)
             growth = max(0, peak - int(outcome.memory.start_bytes))
             self._least_peaks.add(outcome.step_input, peak, growth, state)
 

@@ -71,7 +71,7 @@ class Learning:
                 if outcome.measured is not None:
                     is_least = self._teach(outcome.measured)
                 if outcome.peaks is not None:
-                    self._budget.observe(outcome, is_least=is_least)
+                    self._budget.observe(outcome, outcome.peaks, is_least=is_least)
                     self._say_over(record)
                 if not self._has_planned:
                     self._say_planned(record)

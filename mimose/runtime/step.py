@@ -762,7 +762,6 @@ class Steps:
             tuple(records),
             peaks,
             not window.is_shared,
-            window.peak_bytes,
             measured,
             window.began,
         )
