@@ -114,7 +114,7 @@ class SessionBudget:
         self._optimizers, self._least_peaks = optimizers, least_peaks
         self._meter, self._device = meter, only_device(model)
         self._slack_bytes = 5 * meter.noise_bytes
-        self._n_stepped = -1
+        self._n_stepped = 0
         """How many optimizer steps there were when the window began."""
         self.next: tuple[int, int] | Callable[[], Budget] | None
         self.next = options.budget if callable(options.budget) else None
