@@ -24,19 +24,16 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from mimose.exceptions import MimoseError
-from mimose.forecast import asked
 from mimose.records import RankWaits
+from mimose.runtime.last_steps import LastSteps
 from mimose.types import MOST_CONTEXTS, Sizes, StepInput
-
-if TYPE_CHECKING:
-    from mimose.runtime.engine import Engine
 
 _Part = TypeVar("_Part")
 _Numbers: TypeAlias = NDArray[np.float64]
@@ -95,7 +92,7 @@ class Collation:
     """Pairs the batches that a sampler draws with steps, and predicts sizes from them.
 
     Args:
-        engine: The session's parts.
+        last_steps: The steps that a shape refers to.
 
     Attributes:
         n_steps: Training forwards that have begun a backward's window.
@@ -106,8 +103,9 @@ class Collation:
             predicted, in the mean over lengths; 0 if not known.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, last_steps: LastSteps) -> None:
+        self._last = last_steps
+        last_steps.tell(self.stepped)
         self._pairs: LRUCache[str, deque[tuple[Drawn, Sizes]]]
         self._pairs = LRUCache(MOST_CONTEXTS)
         """Batches and the sizes of their steps, by structure and number of lengths."""
@@ -172,12 +170,7 @@ class Collation:
         self._is_first = False
 
     def stepped(self, step_input: StepInput) -> None:
-        """Record a training forward that begins.
-
-        A later forward of the same backward does not count.
-        """
-        if self._engine.steps.has_window:
-            return
+        """Record a training forward that begins, the first one before a backward."""
         self.n_steps += 1
         if not self._waiting:
             return
@@ -229,7 +222,7 @@ class Collation:
         Raises:
             MimoseError: A size has no bound; or no step was run and no state loaded.
         """
-        step_input, table = asked(self._engine, {})
+        step_input, table = self._last.asked({})
         structure, _, _ = step_input.structure.partition("+")
         key, found = f"{structure}/{len(batch)}", {}
         for name in table.named(step_input.sizes[: len(table.names)]):

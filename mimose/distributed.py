@@ -51,7 +51,7 @@ from mimose.exceptions import (
 )
 from mimose.inputs.sharding import communicates, is_sharded
 from mimose.planners import Menu
-from mimose.policy import Decision, Policy
+from mimose.policy import Decision, Policy, without_plan
 from mimose.records import AgreementUse
 from mimose.torch_private import group_timeout
 from mimose.types import StepInput
@@ -267,8 +267,7 @@ class Ranks:
         finer = menu.names[1:-1]
         for layer in layers:
             if layer.index in self.waiting:
-                layer.waits = True
-                layer.excluded.update(finer)
+                layer.wait_for_ranks(finer)
                 if finer:
                     learner.restrict(layer.index, (menu.names[0], menu.names[-1]))
 
@@ -334,7 +333,7 @@ class Ranks:
         chosen = decision.chosen
         if chosen is not None and len(chosen.calls) > self._most_calls:
             why = f"more than {self._most_calls} calls of layers make up a step"
-            decision, chosen = Decision("fallback", None, reason=why), None
+            decision, chosen = without_plan(why), None
         own: tuple[int, ...] = ()
         calls = 0
         if chosen is not None:
@@ -363,7 +362,7 @@ class Ranks:
                 made = decision
                 if wanted != own:
                     made = policy.imposed(step_input, decision, memory, actions)
-            agreed = made or Decision("fallback", None, reason=_OTHERS_UNPLANNED)
+            agreed = made or without_plan(_OTHERS_UNPLANNED)
             self._n_changed += agreed is not decision
         recomputed = [not is_kept for is_kept in kept]
         if agreed.chosen is not None:
@@ -476,22 +475,30 @@ def _waiting(modules: Sequence[nn.Module]) -> dict[int, str]:
 
 
 def later_waits(
+    agree: Any,
     model: nn.Module,
     names: Sequence[str],
     modules: Sequence[nn.Module],
-    known: frozenset[int],
-) -> Callable[[], None]:
+    ranks: Ranks | None,
+) -> Callable[[], None] | None:
     """Return a check for layers that wait for other ranks only since `attach`.
 
     It checks in the first forward, and again after `fully_shard` was called on the
     model or a layer. Ranks have the same model, so all of them raise.
 
     Args:
+        agree: As for `find_ranks`.
         model: The model.
         names: The names of the layers.
         modules: The layers.
-        known: The indices of the layers that ranks agree on.
+        ranks: The ranks that agree on plans.
+
+    Returns:
+        None if the user has chosen who agrees.
     """
+    if agree != "auto" or not distributed.is_available():
+        return None
+    known = frozenset[int]() if ranks is None else ranks.waiting
     seen: tuple[type, ...] = ()
 
     def check() -> None:

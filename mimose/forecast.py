@@ -14,22 +14,23 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
 from cachetools import LRUCache
 
 from mimose.arguments import check_shape
 from mimose.budget import format_bytes
 from mimose.cost.problem import Memory, extrapolation_ratio, step_work, why_unknown
-from mimose.exceptions import InfeasibleBudgetError, MimoseError
+from mimose.exceptions import InfeasibleBudgetError
+from mimose.inputs.describe import Describer, SizeTable
 from mimose.planners import Plan
-from mimose.policy import CachedPlan
-from mimose.runtime.loss_choice import large_logits
+from mimose.policy import CachedPlan, Policy
+from mimose.runtime.budget import SessionBudget
+from mimose.runtime.last_steps import LastSteps
+from mimose.runtime.loss_choice import LossChoice
+from mimose.runtime.seconds import StepSeconds
+from mimose.runtime.step import Steps
 from mimose.types import BY_ROWS, StepInput
-
-if TYPE_CHECKING:
-    from mimose.inputs.describe import SizeTable
-    from mimose.runtime.engine import Engine
 
 Work: TypeAlias = tuple[float, float, float]
 """What `step_work` returns."""
@@ -75,59 +76,32 @@ class Forecast:
         return None if self.seconds is None else self.seconds - self.first_seconds
 
 
-def asked(
-    engine: Engine, shape: Mapping[str, int] | None
-) -> tuple[StepInput, SizeTable]:
-    """Return the step of a shape, and the names of its sizes.
-
-    Everything that the shape does not name is as in the last step (in the last one
-    whose mask hides something, if any does). Before the first step it is as in the last
-    step of the loaded state.
-
-    Args:
-        engine: The session's parts.
-        shape: Sizes by name; None for the sizes of the last step.
-
-    Raises:
-        MimoseError: The model has no size of such a name; or nothing is known yet.
-        TypeError: `shape` is not a mapping.
-    """
-    if shape is not None:
-        check_shape("shape", shape)
-    last = engine.last if shape is None else engine.typical or engine.last
-    if last is None:
-        msg = (
-            "no step was run yet and no state was loaded, so the sizes of the model's "
-            "inputs are not known: train a step first"
-        )
-        raise MimoseError(msg)
-    step_input, table = last
-    if shape is None:
-        return step_input, table
-    first = step_input
-    if "+" in step_input.context:  # several forwards: Note: [Windows] of the policy
-        context, _, _ = step_input.context.partition("+")
-        structure, _, _ = step_input.structure.partition("+")
-        table = engine.tables[structure]
-        sizes = step_input.sizes[: len(table.names)]
-        first = StepInput(context, sizes, step_input.has_gradients, structure)
-    first = first._replace(sizes=table.fill(shape, first.sizes))
-    whole = engine.policy.windows.expected(first)
-    if isinstance(whole, str):
-        msg = f"mimose makes no plan for such steps, so it cannot predict them: {whole}"
-        raise MimoseError(msg)
-    return whole, table
-
-
 class Forecasts:
     """Makes forecasts, and caches the last ones.
 
     Args:
-        engine: The session's parts.
+        last_steps: The steps that a shape refers to.
+        policy: Makes plans.
+        budget: The session's budget.
+        seconds: Predicts seconds.
+        losses: Chooses how losses are computed.
+        steps: Says whether a step has run.
+        describer: Knows the gradients.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(
+        self,
+        last_steps: LastSteps,
+        policy: Policy,
+        budget: SessionBudget,
+        seconds: StepSeconds,
+        losses: LossChoice,
+        steps: Steps,
+        describer: Describer,
+    ) -> None:
+        self._last, self._policy, self._budget = last_steps, policy, budget
+        self._seconds, self._losses = seconds, losses
+        self._steps, self._describer = steps, describer
         self._known: LRUCache[Hashable, tuple[Forecast, Work | None]] = LRUCache(4096)
         self._largest: LRUCache[Hashable, int] = LRUCache(4096)
 
@@ -138,7 +112,7 @@ class Forecasts:
         accumulating: bool | None,
     ) -> Forecast:
         """Return the forecast of a step; see `Session.forecast`."""
-        n_bytes = self._budget(budget)
+        n_bytes = self._read(budget)
         step_input, table, memory = self._begins(shape, n_bytes, accumulating)
         key = self._key(step_input, memory), n_bytes
         found = self._known.get(key)
@@ -146,11 +120,11 @@ class Forecasts:
             found = self._forecast(step_input, table, memory, n_bytes)
             self._known[key] = found
         forecast, work = found
-        rates = self._engine.seconds.rates(step_input.context)
+        rates = self._seconds.rates(step_input.context)
         if work is None or rates is None:
             return forecast
         seconds, _, extra = rates.parts(*work)
-        is_new = self._engine.seconds.is_new(step_input)
+        is_new = self._seconds.is_new(step_input)
         first = rates.first[bool(work[-1])] if is_new else 0.0
         return replace(
             forecast,
@@ -170,7 +144,7 @@ class Forecasts:
         """Return the largest size with which a step fits; see `Session.largest`."""
         check_shape("shape", shape)
         step_input, table, memory = self._begins(
-            {**shape, dim: 1}, self._budget(budget), accumulating
+            {**shape, dim: 1}, self._read(budget), accumulating
         )
         key = self._key(step_input, memory), dim, limit
         found = self._largest.get(key)
@@ -178,21 +152,21 @@ class Forecasts:
             return found
 
         def fits(size: int) -> bool:
-            own, _ = asked(self._engine, {**shape, dim: size})
+            own, _ = self._last.asked({**shape, dim: size})
             own = own._replace(has_gradients=step_input.has_gradients)
             known, usable = self._usable(own, table, memory)
             if usable is None:
                 return False
-            least = self._engine.policy.least_plan(known, memory, usable)
+            least = self._policy.least_plan(known, memory, usable)
             return _peak_bytes(least, memory) <= usable
 
         found = self._largest[key] = _last(fits, limit)
         return found
 
-    def _budget(self, budget: float | str | None) -> int:
-        if budget is None:
-            return self._engine.memory_limit.budget_bytes
-        return self._engine.read_budget(budget)
+    # ------------------------------------------------------------------ one shape
+
+    def _read(self, budget: float | str | None) -> int:
+        return self._budget.n_bytes if budget is None else self._budget.read(budget)
 
     def _begins(
         self,
@@ -201,12 +175,11 @@ class Forecasts:
         accumulating: bool | None,
     ) -> tuple[StepInput, SizeTable, Memory]:
         """Return a step, the names of its sizes, and the memory as it begins."""
-        step_input, table = asked(self._engine, shape)
-        driver = self._engine.driver
+        step_input, table = self._last.asked(shape)
         if accumulating is None:
-            accumulating = driver.accumulates
-        memory = driver.memory_to_come(has_gradients=accumulating)
-        more = budget_bytes - self._engine.memory_limit.budget_bytes
+            accumulating = self._last.accumulate
+        memory = self._memory_to_come(has_gradients=accumulating)
+        more = budget_bytes - self._budget.n_bytes
         more_level = more / memory.reserved_ratio
         grain = budget_bytes / _GRAINS
         memory = memory._replace(
@@ -215,10 +188,21 @@ class Forecasts:
         )
         return step_input._replace(has_gradients=accumulating), table, memory
 
+    def _memory_to_come(self, *, has_gradients: bool) -> Memory:
+        """Return the memory at the start of the next step, as far as it is known.
+
+        Args:
+            has_gradients: Whether gradients are there when it begins.
+        """
+        there, to_be = self._describer.gradient_bytes()
+        start = self._budget.live_bytes() - there
+        if not self._budget.has_optimizer_state():
+            start = max(start, self._last.start_bytes)
+        return self._budget.memory_at(start + to_be if has_gradients else start)
+
     def _key(self, step_input: StepInput, memory: Memory) -> Hashable:
-        engine, share = self._engine, round(self._engine.policy.margin.share, 3)
-        known = engine.learner.model.version, engine.steps.n_begun > 0
-        return step_input, memory, known, share
+        known = self._policy.learner.model.version, self._steps.n_begun > 0
+        return step_input, memory, known, round(self._policy.margin.share, 3)
 
     def _usable(
         self, step_input: StepInput, table: SizeTable, memory: Memory
@@ -232,19 +216,16 @@ class Forecasts:
             The step, and the highest level that its prediction may reach; None if no
             known step predicts it.
         """
-        learner, policy = self._engine.learner, self._engine.policy
+        learner, policy = self._policy.learner, self._policy
         contexts = [step_input.context]
         if "+" not in step_input.context:
             base = step_input.context.removesuffix(BY_ROWS)
             n_labels = table.n_elements(step_input.sizes, "labels")
-            budget_bytes = self._engine.memory_limit.budget_bytes
-            large = large_logits(self._engine.losses, n_labels, budget_bytes)
-            contexts = [base]
-            if large:
-                plain = step_input._replace(context=base)
-                by_rows = step_input._replace(context=base + BY_ROWS)
-                is_plain = policy.prefers_plain_loss(plain, by_rows, large, memory)
-                contexts.insert(is_plain, base + BY_ROWS)
+            plain, budget_bytes = (
+                step_input._replace(context=base),
+                self._budget.n_bytes,
+            )
+            contexts = self._losses.contexts(plain, n_labels, memory, budget_bytes)
         likes = [
             step_input._replace(context=context, has_gradients=has_gradients)
             for context in contexts
@@ -252,7 +233,7 @@ class Forecasts:
         ]
         if all(why_unknown(learner.model, like) for like in likes):
             learner.worker.catch_up()
-        is_first = not self._engine.steps.n_begun
+        is_first = not self._steps.n_begun
         for like in likes:
             if not why_unknown(learner.model, like):
                 return like, policy.usable_bytes(like, memory, is_first=is_first)
@@ -263,7 +244,7 @@ class Forecasts:
     ) -> tuple[Forecast, Work | None]:
         """Return a forecast without seconds, and the work that decides them."""
         known, usable = self._usable(step_input, table, memory)
-        model, policy = self._engine.learner.model, self._engine.policy
+        model, policy = self._policy.learner.model, self._policy
         is_new = known.context not in model.patterns
         forecast = Forecast(
             shape=table.named(step_input.sizes),

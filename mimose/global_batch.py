@@ -327,7 +327,7 @@ def _knot(
         told = ask(n)
         peak = told.peak_bytes or 0.0
         is_too_long = n == 1 and told.fits is False and peak > told.budget_bytes
-        if is_too_long and not session._engine.options.warns:
+        if is_too_long and not session._engine.budget.warns:
             raise InfeasibleBudgetError(
                 told.budget_bytes,
                 peak,

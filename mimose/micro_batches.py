@@ -31,7 +31,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
@@ -40,13 +40,20 @@ from numpy.typing import NDArray
 from torch import nn
 
 from mimose.budget import format_bytes
-from mimose.distributed import ddp_around, most_of_ranks, n_ranks, waiting_group
+from mimose.distributed import (
+    Ranks,
+    ddp_around,
+    most_of_ranks,
+    n_ranks,
+    waiting_group,
+)
 from mimose.exceptions import InfeasibleBudgetError, MimoseError
+from mimose.forecast import Forecast, Forecasts
 from mimose.inputs.sharding import parallel_shares
-
-if TYPE_CHECKING:
-    from mimose.forecast import Forecast, Forecasts
-    from mimose.runtime.engine import Engine
+from mimose.records import Records
+from mimose.runtime.budget import SessionBudget
+from mimose.runtime.driver import Driver
+from mimose.runtime.last_steps import LastSteps
 
 Batch = TypeVar("Batch")
 Loss: TypeAlias = "str | Callable[[Any], Any] | None"
@@ -477,12 +484,25 @@ class Splitter:
     """Splits a session's batches, and remembers what has run.
 
     Args:
-        engine: The session's parts.
         forecasts: Predicts what a step would take.
+        last_steps: The steps that a shape refers to.
+        budget: The session's budget.
+        driver: Runs the steps.
+        records: Their records.
+        ranks: The ranks that agree on plans; None for none.
     """
 
-    def __init__(self, engine: Engine, forecasts: Forecasts) -> None:
-        self._engine, self._forecasts = engine, forecasts
+    def __init__(
+        self,
+        forecasts: Forecasts,
+        last_steps: LastSteps,
+        budget: SessionBudget,
+        driver: Driver,
+        records: Records,
+        ranks: Ranks | None,
+    ) -> None:
+        self._forecasts, self._last, self._budget = forecasts, last_steps, budget
+        self._driver, self._records, self._ranks = driver, records, ranks
         self._ran: deque[tuple[int, int, float]] = deque(maxlen=_MOST_RAN)
         """Rows, columns and growth in bytes of the last micro-batches."""
         self._knots: LRUCache[tuple[int, ...], tuple[int, _Floats]]
@@ -544,11 +564,11 @@ class Splitter:
         for chosen, is_last, is_again in self._parts(model, rows, order, checked):
             part: Any = take_rows(batch, rows, chosen)
             weight = counts[chosen].sum() / counts.sum() * (not is_again)
-            n_begun = self._engine.steps.n_begun
+            n_begun = self._driver.steps.n_begun
             sync = nullcontext() if wrapper is None or is_last else wrapper.no_sync()
             with sync:
                 yield part, float(weight)
-            if self._engine.steps.n_begun > n_begun:
+            if self._driver.steps.n_begun > n_begun:
                 self._note(rows, chosen)
             elif wrapper is not None and not is_last:
                 msg = (
@@ -589,7 +609,7 @@ class Splitter:
             MimoseError: The model is shared by tensor parallelism; or another rank has
                 raised an error.
         """
-        group = waiting = waiting_group(model, self._engine.ranks)
+        group = waiting = waiting_group(model, self._ranks)
         if waiting is not None:
             shared = parallel_shares(model)
             if shared:
@@ -622,7 +642,7 @@ class Splitter:
 
     def _walk(self, rows: Rows, order: _Ints) -> Iterator[tuple[_Ints, bool]]:
         """Yield rows, and whether they are the last."""
-        self._engine.driver.renew_budget()  # the window begins before its first forward
+        self._driver.renew_budget()  # the window begins before its first forward
         ends: list[int] = []
         while len(order):
             # A single row runs in any case: `_split` has checked the longest.
@@ -635,7 +655,7 @@ class Splitter:
 
     def _shape(self, rows: Rows, n: int, widths: Sequence[int]) -> dict[str, int]:
         """Return a micro-batch's sizes by their names in the model; {} if not known."""
-        last = self._engine.typical or self._engine.last
+        last = self._last.typical or self._last.last
         if last is None:
             return {}
         own: dict[int, tuple[str, int]] = {}
@@ -663,9 +683,8 @@ class Splitter:
         found = self._ask(rows, n, widths)
         if found is not None and found.fits is not None:
             return found.fits
-        budget_bytes = self._engine.memory_limit.budget_bytes
-        memory = self._engine.memory_now()
-        room = (budget_bytes - memory.start_bytes) / memory.reserved_ratio
+        memory = self._budget.memory_now()
+        room = (self._budget.n_bytes - memory.start_bytes) / memory.reserved_ratio
         columns = sum(widths)
         for n_ran, wide, growth in self._ran:
             # Memory grows at most by the square of the columns, as attention scores do.
@@ -676,8 +695,8 @@ class Splitter:
 
     def _note(self, rows: Rows, chosen: _Ints) -> None:
         """Record the growth of a micro-batch."""
-        if self._engine.records:
-            growth = self._engine.records[-1].observed_growth_bytes or 0
+        if self._records:
+            growth = self._records[-1].observed_growth_bytes or 0
             self._ran.append((len(chosen), sum(rows.widths(chosen)), float(growth)))
 
     def _split(self, rows: Rows, order: _Ints) -> list[int]:
@@ -730,8 +749,8 @@ class Splitter:
 
     def _knot(self, rows: Rows, widths: Sequence[int]) -> _Floats:
         """Return the most elements at one length, and the seconds of shares of them."""
-        n_steps = self._engine.steps.n_begun
-        key = self._engine.memory_limit.budget_bytes, rows.n, *widths
+        n_steps = self._driver.steps.n_begun
+        key = self._budget.n_bytes, rows.n, *widths
         until, last = self._knots.get(key, (0, np.empty(0)))
         if n_steps < until:
             return last
@@ -757,12 +776,12 @@ class Splitter:
         """
         widths = rows.widths(alone)
         found = self._ask(rows, 1, widths)
-        if found is None or self._engine.options.warns:
+        if found is None or self._budget.warns:
             return
         peak = found.peak_bytes
         if peak is None or peak <= found.budget_bytes:
             return
-        start = float(self._engine.meter.live_bytes())
+        start = float(self._budget.live_bytes())
         length = f" of {' and '.join(map(str, widths))} columns" if widths else ""
         raise InfeasibleBudgetError(
             found.budget_bytes,

@@ -31,13 +31,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import count
-from typing import Any, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from cachetools import FIFOCache, LRUCache
 
 from mimose.budget import format_bytes
 from mimose.cost.learner import Learner
+from mimose.cost.measured import MeasuredStep
 from mimose.cost.model import CostModel
 from mimose.cost.pattern import as_tuples
 from mimose.cost.problem import (
@@ -56,7 +57,7 @@ from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
 from mimose.planners.actions import REBUILDING
 from mimose.planners.timeline import judge
 from mimose.predictors import REACH, SafetyMargin, SizeMap
-from mimose.records import Phase
+from mimose.records import Peaks, Phase, StepRecord
 from mimose.types import BY_ROWS, MOST_CONTEXTS, Context, Sizes, StepInput
 from mimose.worker import JobKind
 
@@ -265,12 +266,12 @@ class Decision:
 
     phase: Phase
     chosen: CachedPlan | None
-    """None: everything is recomputed, and measured."""
+    """None: everything is recomputed and measured, except in a baseline."""
     growth_bytes: float | None = None
     """The predicted growth."""
     cache_hit: bool = False
     is_measured: bool = False
-    """Whether the step is measured although it has a plan."""
+    """Whether the step is measured."""
     is_whole: bool = False
     """Whether recomputations run to their end, as on another rank."""
     reason: str = ""
@@ -281,6 +282,86 @@ class Decision:
         """Whether a layer rebuilds single tensors."""
         names = () if self.chosen is None else self.chosen.plan.actions
         return not {spec.name for spec in REBUILDING}.isdisjoint(names)
+
+    @property
+    def is_baseline(self) -> bool:
+        """Whether actions follow from the calls' positions, without a plan."""
+        return self.chosen is None and not self.is_measured
+
+    def withdrawn(self, reason: str) -> Decision:
+        """Return it without its prediction, for a reason."""
+        return replace(self, growth_bytes=None, reason=reason)
+
+    def safest(self, reason: str) -> Decision:
+        """Return what replaces it if the step must take as little as possible."""
+        is_measured = not self.is_baseline
+        return Decision(
+            "fallback",
+            None,
+            is_measured=is_measured,
+            is_whole=self.is_whole,
+            reason=reason,
+        )
+
+
+BASELINE = Decision("plan", None)
+"""The decision of every step of a baseline."""
+
+
+def without_plan(
+    reason: str, phase: Phase = "fallback", growth_bytes: float | None = None
+) -> Decision:
+    """Return the decision to recompute and measure everything.
+
+    Args:
+        reason: Why there is no plan.
+        phase: The phase.
+        growth_bytes: The predicted growth; None if not known.
+    """
+    return Decision(phase, None, growth_bytes, is_measured=True, reason=reason)
+
+
+Ending: TypeAlias = Literal["once", "again", "unclear"]
+"""How a step has ended: its backward has run to its end; another one has, through the
+same graphs; or neither is known, so that only its records count."""
+
+
+class StepOutcome(NamedTuple):
+    """What a step has shown, once its backward has ended or is not expected any more.
+
+    A step is a window: all forwards before one backward.
+    """
+
+    step_input: StepInput
+    """The inputs of its forwards, as one."""
+    parts: tuple[StepInput, ...]
+    """The input of each."""
+    decision: Decision
+    """The last forward's, which holds for all."""
+    memory: Memory
+    """What was held when it began, and the budget."""
+    ended: Ending
+    records: tuple[StepRecord, ...]
+    """The record of each forward: why it is no ordinary step, among others."""
+    peaks: Peaks | None
+    """The readings; None if the meter reads no peak, or there was no backward."""
+    is_one: bool
+    """Whether its readings are those of one step, so that it can teach something."""
+    measured: MeasuredStep | None
+    """None if it was not measured, or nothing can be learned from that."""
+    began: Any
+    """When its first forward began, as `mimose.runtime.seconds` has it; None if that is
+    not known."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the peak that the budget limits was over it."""
+        return self.records[-1].is_over
+
+    @property
+    def headroom_bytes(self) -> float:
+        """The most that it could grow within the budget."""
+        return self.memory.budget_bytes - self.memory.start_bytes
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -401,6 +482,7 @@ class Policy:
             measured peak decides.
 
     Attributes:
+        learner: The argument.
         margin: The safety margin.
         windows: Predicts which forwards make up a step.
         least_peaks: The peaks of steps with everything recomputed.
@@ -417,7 +499,7 @@ class Policy:
         *,
         raises: bool,
     ) -> None:
-        self._learner = learner
+        self.learner = learner
         self._raises = raises
         self.margin = SafetyMargin(noise_bytes=5.0 * noise_bytes)
         self._planner = planner
@@ -466,13 +548,13 @@ class Policy:
             return self._decide_larger(whole, joined(parts), decision, memory)
         step_input = self.windows.expected(parts[0])
         if isinstance(step_input, str):
-            return parts[0], Decision("fallback", None, reason=step_input)
+            return parts[0], without_plan(step_input)
         found = self.peek(step_input, memory)
-        if found is None or step_input.context not in self._learner.model.patterns:
+        if found is None or step_input.context not in self.learner.model.patterns:
             self.n_misses += 1
             return step_input, self._plan(step_input, memory, is_first=is_first)
-        if step_input.context != next(reversed(self._learner.model.patterns), None):
-            self._learner.use(step_input.context)
+        if step_input.context != next(reversed(self.learner.model.patterns), None):
+            self.learner.use(step_input.context)
         self.n_hits += 1
         return step_input, _decision(found, memory, cache_hit=True)
 
@@ -488,9 +570,9 @@ class Policy:
             memory: What was held when the window began, and the budget.
         """
         if decision.chosen is None or not _begins(whole, own):
-            return own, Decision("fallback", None, reason=OTHERS)
+            return own, without_plan(OTHERS)
         whole = whole._replace(sizes=own.sizes + whole.sizes[len(own.sizes) :])
-        reason = why_unknown(self._learner.model, whole)
+        reason = why_unknown(self.learner.model, whole)
         if not reason and decision.growth_bytes is not None:
             actions = decision.chosen.plan.actions
             found = self.imposed(whole, decision, memory, actions)
@@ -498,13 +580,13 @@ class Policy:
             if found is not None and (found.growth_bytes or 0.0) <= most:
                 return whole, found
             reason = _LARGER
-        return own, Decision("fallback", None, reason=reason or OTHER_SIZES)
+        return own, without_plan(reason or OTHER_SIZES)
 
     def _plan(
         self, step_input: StepInput, memory: Memory, *, is_first: bool
     ) -> Decision:
         """Make a plan if the step can be predicted; else decide to measure it."""
-        learner, context = self._learner, step_input.context
+        learner, context = self.learner, step_input.context
         is_measured = context in learner.model.patterns
         is_known = is_measured and without_rows(context) in self._stages
         model, why_not = learner.model, ""
@@ -517,7 +599,7 @@ class Policy:
         learner.use(context)
         self._note(why_not)
         if why_not:
-            return Decision("fallback" if is_known else "collect", None, reason=why_not)
+            return without_plan(why_not, "fallback" if is_known else "collect")
         share = self._share(context)
         beyond = extrapolation_ratio(model, step_input)
         usable = self.usable_bytes(step_input, memory, is_first=is_first)
@@ -536,7 +618,7 @@ class Policy:
                 f"{format_bytes(memory.budget_bytes)}"
             )
             growth = error.least_peak_bytes - memory.start_bytes
-            failed = Decision("fallback", None, growth, reason=reason)
+            failed = without_plan(reason, growth_bytes=growth)
             return self._tried_for_less(model, step_input, memory) or failed
         is_measured = beyond > 0.0 or not self._knows_enough
         decision = replace(_decision(made, memory), is_measured=is_measured)
@@ -564,7 +646,7 @@ class Policy:
         Lossy actions are not tried if everything can be kept.
         """
         menu, planned = model.menu, made.plan.actions
-        if self._n_tries >= _MEASURED_STEPS or len(self._learner.lessons) > 1:
+        if self._n_tries >= _MEASURED_STEPS or len(self.learner.lessons) > 1:
             return None
         is_exact = made.keeps_all
         actions, turns = list(planned), count()
@@ -594,7 +676,7 @@ class Policy:
         What drops as much, and rebuilds each tensor just before it is needed, has no
         higher peak than what rebuilds all at once. How much lower it is must be seen.
         """
-        if self._n_tries >= _MEASURED_STEPS or len(self._learner.lessons) > 1:
+        if self._n_tries >= _MEASURED_STEPS or len(self.learner.lessons) > 1:
             return None
         menu, problem = model.menu, fill_problem(model, step_input, memory)
         actions, more = [menu.least] * len(problem.calls), 0.0
@@ -626,14 +708,14 @@ class Policy:
             step_input: Its context and sizes.
             memory: What is held as a step begins, and the budget.
         """
-        model, context = self._learner.model, step_input.context
+        model, context = self.learner.model, step_input.context
         if context not in model.patterns or not self._knows_enough:
             return
         if self._share(context) < 1.0 or extrapolation_ratio(model, step_input) > 0.0:
             return  # its step will be measured
         if self.peek(step_input, memory) is None:
             ahead = partial(self._make_ahead, step_input, memory)
-            self._learner.worker.submit(JobKind.PLAN, step_input[:3], ahead)
+            self.learner.worker.submit(JobKind.PLAN, step_input[:3], ahead)
 
     def imposed(
         self,
@@ -653,7 +735,7 @@ class Policy:
         Returns:
             None if the cost model now has other layer calls.
         """
-        chosen, model = decision.chosen, self._learner.model
+        chosen, model = decision.chosen, self.learner.model
         if chosen is None or step_input.context not in model.patterns:
             return None
         problem = fill_problem(model, step_input, memory)
@@ -670,7 +752,7 @@ class Policy:
     @property
     def _knows_enough(self) -> bool:
         """Whether new plans within the measured sizes run without measurement."""
-        return self._n_right >= _RIGHT or self._learner.n_steps >= _MEASURED_STEPS
+        return self._n_right >= _RIGHT or self.learner.n_steps >= _MEASURED_STEPS
 
     def peek(self, step_input: StepInput, memory: Memory) -> CachedPlan | None:
         """Return the plan that a step would find, and change nothing.
@@ -683,7 +765,7 @@ class Policy:
         """
         with self._lock:
             plans = self._cache.get(step_input[:3], ())
-        valid, best = self._learner.model.valid_since, None
+        valid, best = self.learner.model.valid_since, None
         headroom = memory.budget_bytes - memory.start_bytes
         for cached in plans:
             growth = cached.growth.bytes(memory.released_bytes)
@@ -700,7 +782,7 @@ class Policy:
 
     def _put(self, step_input: StepInput, made: CachedPlan) -> None:
         """Store a plan beside the other plans of its shape."""
-        valid, others = self._learner.model.valid_since, []
+        valid, others = self.learner.model.valid_since, []
         for other in self._cache.get(step_input[:3], ()):
             if other.version < valid:
                 continue
@@ -732,7 +814,7 @@ class Policy:
         plain, made = self.peek(step_input, memory), self.peek(by_rows, memory)
         if plain is not None:
             return plain.keeps_all
-        model, known, more = self._learner.model, step_input, 0
+        model, known, more = self.learner.model, step_input, 0
         if why_unknown(model, step_input):
             known, more = by_rows, _COPIES * logit_bytes
         if (made is not None and not made.keeps_all) or why_unknown(model, known):
@@ -762,7 +844,7 @@ class Policy:
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
         """
-        model = self._learner.model
+        model = self.learner.model
         problem = fill_problem(model, step_input, memory, usable_bytes)
         if share < 1.0:
             problem = _tightened(problem, share)
@@ -806,14 +888,14 @@ class Policy:
         self, step_input: StepInput, memory: Memory, usable_bytes: float
     ) -> CachedPlan:
         """Return the plan with the lowest peak; the arguments are those of `make`."""
-        model = self._learner.model
+        model = self.learner.model
         problem = fill_problem(model, step_input, memory, usable_bytes)
         return _cached(model, step_input, memory, problem, safest_plan(problem))
 
     def _make_ahead(self, step_input: StepInput, memory: Memory) -> None:
         most = memory.headroom_bytes - self.margin.noise_bytes
         usable = memory.start_bytes + self.margin.largest(most)
-        if why_unknown(self._learner.model, step_input):
+        if why_unknown(self.learner.model, step_input):
             return
         try:
             made = self.make(step_input, memory, usable)
@@ -848,7 +930,7 @@ class Policy:
         Returns:
             None if more layer calls or other layers have run.
         """
-        chosen, model = decision.chosen, self._learner.model
+        chosen, model = decision.chosen, self.learner.model
         if chosen is None or counts == chosen.counts_until(part):
             return decision
         if chosen.between:
@@ -856,7 +938,7 @@ class Policy:
             return None
         step_input = step_input._replace(counts=counts)
         if any(map(operator.gt, counts, chosen.counts)):
-            self._learner.miss(step_input)
+            self.learner.miss(step_input)
             return None
         if step_input.context not in model.patterns:
             return replace(decision, growth_bytes=None)
@@ -870,49 +952,48 @@ class Policy:
         ran_as = replace(chosen, plan=plan, calls=calls, counts=counts, flops=flops)
         return replace(decision, chosen=ran_as, growth_bytes=None)
 
-    def absorb(
-        self,
-        step_input: StepInput,
-        decision: Decision,
-        observed_bytes: float | None,
-        *,
-        headroom_bytes: float,
-        is_over: bool,
-    ) -> None:
-        """Learn from the outcome of a planned step.
-
-        Args:
-            step_input: The step's context and sizes.
-            decision: Its decision.
-            observed_bytes: Its growth; None if the meter reads no peak.
-            headroom_bytes: The most that it could grow within the budget.
-            is_over: Whether it was over the budget.
-        """
+    def absorb(self, outcome: StepOutcome) -> None:
+        """Learn from the outcome of a step, or of another backward through it."""
+        decision, peaks = outcome.decision, outcome.peaks
         chosen, predicted = decision.chosen, decision.growth_bytes
+        is_baseline = chosen is None and not decision.is_measured
+        if is_baseline or outcome.ended == "unclear":
+            return
+        is_again = outcome.ended == "again"
+        self.windows.absorb(outcome.parts, 2 if is_again else 1)
+        if not outcome.is_one:
+            return
+        if is_again:
+            self.learner.take_back()
+            return
+        is_over = peaks is not None and outcome.is_over
+        if is_over:
+            self.learner.distrust_plans()
         if chosen is None:
             return
         is_within = not is_over
-        if predicted is not None and observed_bytes is not None:
-            is_within = observed_bytes <= self.margin.allowed(predicted)
-            if is_over or predicted >= _LARGE * headroom_bytes:
-                self.margin.observe(predicted, observed_bytes)
-            is_off = abs(observed_bytes - predicted) > _OFF * predicted
+        if predicted is not None and peaks is not None:
+            observed = peaks.level_bytes - int(outcome.memory.start_bytes)
+            is_within = observed <= self.margin.allowed(predicted)
+            if is_over or predicted >= _LARGE * outcome.headroom_bytes:
+                self.margin.observe(predicted, observed)
+            is_off = abs(observed - predicted) > _OFF * predicted
             if is_off:
                 self._n_right = 0
             elif not decision.cache_hit:
                 self._n_right += 1
             if decision.is_measured and is_off:
-                self._learner.distrust_plans()  # it has just learned better
+                self.learner.distrust_plans()  # it has just learned better
         # It goes on to the next stage, if this one was checked; the oldest contexts go.
-        checked = without_rows(step_input.context)
+        checked = without_rows(outcome.step_input.context)
         stage = self._stages.get(checked, 0)
         if stage < len(_STAGES) and is_within:
-            stage += self._learner.model.menu.first in chosen.plan.actions
+            stage += self.learner.model.menu.first in chosen.plan.actions
         self._stages[checked] = stage
 
     def forget(self, context: Context) -> None:
         """Forget a context whose steps have run other layers than expected."""
-        self._learner.forget(context)
+        self.learner.forget(context)
         self._stages.pop(without_rows(context), None)
 
     # ------------------------------------------------------------------ reporting
@@ -926,7 +1007,7 @@ class Policy:
             step_input: Its context and exact sizes.
             memory: What is held, as if the step began now.
         """
-        model = self._learner.model
+        model = self.learner.model
         if why_unknown(model, step_input) or model.pattern(step_input).may_vary:
             return None  # it may run less
         least = safest_plan(fill_problem(model, step_input, memory)).peak_bytes
@@ -943,7 +1024,7 @@ class Policy:
             memory: What is held, and the budget.
             is_first: As for `decide`.
         """
-        beyond = extrapolation_ratio(self._learner.model, step_input) / (REACH - 1.0)
+        beyond = extrapolation_ratio(self.learner.model, step_input) / (REACH - 1.0)
         headroom = memory.headroom_bytes
         most = self.margin.largest(headroom, 1.0 if is_first else beyond)
         return memory.start_bytes + most * self._share_with_room(step_input, memory)
@@ -977,7 +1058,7 @@ class Policy:
         Raises:
             InfeasibleBudgetError: No plan keeps the budget.
         """
-        model = self._learner.model
+        model = self.learner.model
         problem = fill_problem(model, step_input, memory)
         why_not = why_unknown(model, step_input)
         if why_not:
@@ -1006,7 +1087,7 @@ class Policy:
         if "margin" in state:  # a rehearsal leaves it to the card
             self.margin.load_state_dict(state["margin"])
         self.windows.load_state_dict(state["windows"])
-        self._learner.distrust_plans()
+        self.learner.distrust_plans()
 
     # ------------------------------------------------------------------ the margin
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
+from contextlib import nullcontext
 from os import PathLike
 from typing import Any, NoReturn, TypeVar
 
@@ -30,14 +30,18 @@ from mimose.arguments import (
 from mimose.budget import Budget, format_bytes
 from mimose.collation import Collation
 from mimose.cost.problem import Memory, fill_problem, step_work
+from mimose.distributed import find_ranks
 from mimose.exceptions import (
     BudgetError,
     MimoseError,
     StateMismatchError,
 )
-from mimose.forecast import Forecast, Forecasts, asked
+from mimose.forecast import Forecast, Forecasts
+from mimose.inputs.compiled import raise_if_compiled
 from mimose.inputs.describe import SizeTable
-from mimose.inputs.layers import LayersSpec
+from mimose.inputs.kv_cache import without_caches
+from mimose.inputs.layers import LayersSpec, find_layers, raise_if_checkpointed
+from mimose.inputs.patch import Patch, owner_of, raise_if_attached
 from mimose.inputs.placement import only_device
 from mimose.inputs.sharding import (
     inside_ddp,
@@ -52,7 +56,9 @@ from mimose.predictors import Estimator, check_estimator
 from mimose.records import Summary
 from mimose.report import text as _report
 from mimose.report.columns import terminal_width
-from mimose.runtime.engine import Options, make_engine, owner_of, raise_if_attached
+from mimose.runtime.engine import Engine
+from mimose.runtime.layer_calls import LayerPatch
+from mimose.runtime.options import Options
 from mimose.runtime.retry import Attempts, saved_gradients
 from mimose.runtime.watched import watched
 from mimose.state import (
@@ -288,31 +294,73 @@ class Session:
         model = inside_ddp(model)
         raise_if_attached(model)
         raise_if_unplannable(model)
+        raise_if_checkpointed(model)
+        found = find_layers(model, options.layers)
+        modules = [module for _, module in found]
+        raise_if_compiled(model, modules)
+        ranks = find_ranks(options.agree, modules)
         self._model: nn.Module | None = model
         """None after detach, so that a kept session does not keep the model alive."""
         self._rehearsed = ""
+        self._host = options.host
         self._of: dict[str, Any] = {}
         """The description of the model, from detach on."""
-        self._engine = make_engine(model, options)
-        self._n_layers = len(self._engine.layers)
+        self._n_layers = len(found)
         self._kind = type(model).__name__
-        self.records = self._engine.records
-        self._forecasts = Forecasts(self._engine)
-        self._attempts = partial(Attempts, self._engine)
-        self._splitter = Splitter(self._engine, self._forecasts)
-        self.collation = Collation(self._engine)
-        self._engine.describer.on_call = self.collation.stepped
+        # If ranks agree, an error on one is an error on all.
+        with nullcontext() if ranks is None else ranks.sharing_errors():
+            self._engine = engine = Engine(model, options, found, ranks)
+        self.records = engine.records
+        last, budget, policy = engine.last_steps, engine.budget, engine.policy
+        steps, describer, seconds = engine.steps, engine.describer, engine.seconds
+        self._forecasts = Forecasts(
+            last, policy, budget, seconds, engine.losses, steps, describer
+        )
+        self._splitter = Splitter(
+            self._forecasts, last, budget, engine.driver, self.records, ranks
+        )
+        self.collation = Collation(last)
         try:
-            self._engine.attach(model, self)
+            self._attach(model, options)
         except BaseException:
             self.detach()
             raise
         _log.info(
             "mimose: planning %d layers of %s within %s",
-            len(self._engine.layers),
+            self._n_layers,
             self._kind,
             format_bytes(self.budget),
         )
+
+    def _attach(self, model: nn.Module, options: Options) -> None:
+        """Replace the forwards of the model and its layers.
+
+        Ranks that agree first check that their layers, actions and planners are equal.
+        """
+        engine, ranks = self._engine, self._engine.ranks
+        with nullcontext() if ranks is None else ranks.sharing_errors():
+            engine.budget.raise_if_held()
+            if ranks is not None:
+                ranks.meet(
+                    (
+                        f"the actions {', '.join(engine.learner.model.menu.names)}",
+                        f"the planner {options.planner_name!r}",
+                        *(f"a layer {layer.name!r}" for layer in engine.layers),
+                    )
+                )
+        patches = engine.patches
+        patches.undo_by(engine.limit.drop_wall)
+        patches.undo_by(engine.optimizers.remove)
+        engine.optimizers.start()
+        if any(layer.is_compiled for layer in engine.layers):
+            patches.use_one_graph()
+        for layer in engine.layers:
+            patches.add(LayerPatch(layer, engine.calls, self))
+        patches.add(Patch(model, engine.driver.enter, self))
+        for patch in without_caches(model):
+            patches.add(patch)
+        for loss in engine.losses.replace_in(model) if options.plans else ():
+            patches.add(loss)
 
     @property
     def budget(self) -> int:
@@ -337,13 +385,14 @@ class Session:
                 this in the first forward of the next window.
             MimoseError: The session was detached.
         """
-        return self._engine.memory_limit.budget_bytes
+        return self._engine.budget.n_bytes
 
     @budget.setter
     def budget(self, value: Budget | Callable[[], Budget]) -> None:
         """Set it for the next step; see the property."""
         self._raise_if_detached()
-        self._engine.set_budget(value)
+        engine = self._engine
+        engine.budget.set(value, engine.driver.is_within_window)
 
     def detach(self) -> None:
         """Restore the model as it was before `attach`. A second call does nothing.
@@ -351,7 +400,7 @@ class Session:
         The session's records, report and `state_dict` stay readable. It does not keep
         the model alive.
         """
-        self._engine.detach()
+        self._engine.patches.remove()
         try:
             if self._model is not None:
                 self._of = self._description(self._model)
@@ -360,6 +409,8 @@ class Session:
                 self._engine.end()
             finally:
                 self._model = None
+                for name in ("_forecasts", "_splitter"):  # these hold the model
+                    vars(self).pop(name, None)
 
     def __repr__(self) -> str:
         """Return the model, the budget, and how many steps were planned."""
@@ -386,7 +437,7 @@ class Session:
 
         The session resets the device's peak counters, so read this instead of them.
         """
-        return self._engine.memory_limit.highest_bytes()
+        return self._engine.limit.highest_bytes()
 
     def step(self, closure: Callable[[], _Result]) -> _Result:
         """Run a forward and its backward, and run them again if memory runs out.
@@ -566,8 +617,19 @@ class Session:
             ValueError: A size is not an integer of at least 1.
         """
         self._raise_if_detached()
-        _, table = self._engine.last or (None, None)
+        _, table = self._engine.last_steps.last or (None, None)
         self._engine.to_come.expect(check_shapes(shapes), table)
+
+    def _attempts(self, *, is_new: bool = False) -> Attempts:
+        """Begin a step that may be repeated.
+
+        Args:
+            is_new: Whether the session was made during the step.
+        """
+        engine = self._engine
+        retry, steps, findings = engine.retry, engine.steps, engine.findings
+        prepare = engine.driver.prepare_safest
+        return Attempts(retry, steps, findings, prepare, is_new=is_new)
 
     def _raise_if_detached(self) -> nn.Module:
         if self._model is None:
@@ -586,8 +648,22 @@ class Session:
         contains no plans, because a new plan takes about a millisecond.
         """
         of = self._of if self._model is None else self._description(self._model)
-        drawn = self.collation.state_dict()
-        return sealed({"of": of, **self._engine.state_dict(), "collation": drawn})
+        return sealed({"of": of, **self._learned()})
+
+    def _learned(self) -> dict[str, Any]:
+        """Return what was learned, as JSON values."""
+        engine = self._engine
+        tables = engine.last_steps.tables
+        return {
+            "cost_model": engine.learner.state_dict(),
+            "policy": engine.policy.state_dict(),
+            "sizes": {key: table.state_dict() for key, table in tables.items()},
+            "start_bytes": engine.last_steps.start_bytes,
+            "kept_units": dict(engine.findings.kept),
+            "memory_limit": engine.limit.state_dict(),
+            "seconds": engine.seconds.state_dict(),
+            "collation": self.collation.state_dict(),
+        }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Replace what this session has learned by what another session learned.
@@ -608,14 +684,33 @@ class Session:
         raise_if_damaged(state)
         before = self.state_dict()
         try:
-            self._engine.load_state_dict(state)
-            self.collation.load_state_dict(state.get("collation", {}))
+            self._load(state)
             self._rehearsed = rehearsed_on(state, device_name(self._engine.device))
         except Exception as error:  # it may be made by hand
-            self._engine.load_state_dict(before)
-            self.collation.load_state_dict(before["collation"])
+            self._load(before)
             msg = f"the state is damaged: {type(error).__name__}: {error}"
             raise StateMismatchError(msg) from error
+
+    def _load(self, state: Mapping[str, Any]) -> None:
+        """Replace what was learned by what `_learned` returned."""
+        engine = self._engine
+        engine.learner.load_state_dict(state["cost_model"])
+        if engine.ranks is not None:
+            engine.ranks.restrict(engine.layers, engine.learner)
+        engine.policy.load_state_dict(state["policy"])
+        patterns = engine.learner.model.patterns
+        for pattern in patterns.values():
+            engine.calls.gauges.load(pattern.calls)
+        engine.describer.load_state_dict(state["sizes"])
+        start_bytes, is_first = (
+            int(state.get("start_bytes", 0)),
+            not engine.steps.n_begun,
+        )
+        engine.last_steps.load(patterns, start_bytes, is_first=is_first)
+        engine.limit.load_state_dict(state.get("memory_limit", {}))
+        engine.seconds.load_state_dict(state.get("seconds", {}))
+        engine.findings.load_state_dict(state["kept_units"])
+        self.collation.load_state_dict(state.get("collation", {}))
 
     def _description(self, model: nn.Module) -> dict[str, Any]:
         """Return what learned numbers depend on, as plain JSON data."""
@@ -656,7 +751,7 @@ class Session:
         It waits for what the worker thread still learns from steps that have ended.
         """
         self._engine.worker.catch_up()
-        host, ranks = self._engine.host_memory, self._engine.ranks
+        host, ranks = self._host and self._host.memory, self._engine.ranks
         return _report.summarise(
             self.records,
             budget_bytes=self.budget,
@@ -666,7 +761,7 @@ class Session:
             cache_misses=self._engine.policy.n_misses,
             margin=self._engine.policy.margin.share,
             kept_units=dict(self._engine.findings.kept),
-            **self._engine.memory_limit.summary(),
+            **self._engine.limit.summary(),
             **self._pace(),
             byte_price=self._engine.learner.model.byte_price(),
             rehearsed=self._rehearsed,
@@ -708,7 +803,7 @@ class Session:
             why=why,
             seconds=rates and rates.parts(*work),
             first_seconds=rates.first[bool(work[-1])] if rates else 0.0,
-            by_rows=any(loss.can_go_by_rows for loss in self._engine.losses),
+            by_rows=any(loss.can_go_by_rows for loss in self._engine.losses.losses),
             width=terminal_width(),
         )
 
@@ -807,7 +902,7 @@ class Session:
 
     def _pace(self) -> dict[str, Any]:
         """Return the fields of a `Summary` about seconds."""
-        last, model = self._engine.last, self._engine.learner.model
+        last, model = self._engine.last_steps.last, self._engine.learner.model
         if last is None or last[0].context not in model.patterns:
             return {}
         step_input, table = last
@@ -826,9 +921,9 @@ class Session:
     def _asked(
         self, shape: Mapping[str, int] | None
     ) -> tuple[StepInput, SizeTable, Memory]:
-        step_input, table = asked(self._engine, shape)
+        step_input, table = self._engine.last_steps.asked(shape)
         self._engine.worker.catch_up()
         if step_input.context not in self._engine.learner.model.patterns:
             msg = "no step with such inputs was measured yet: train a few steps first"
             raise MimoseError(msg)
-        return step_input, table, self._engine.memory_now()
+        return step_input, table, self._engine.budget.memory_now()

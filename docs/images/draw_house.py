@@ -85,8 +85,8 @@ def parts() -> Iterator[str]:
         yield arrow(corners)
         if words:
             yield text(x, y, words)
-    yield text(486, 72, "how far the prediction was off")
-    yield text(606, 384, "samples and records")
+    yield text(486, 72, "StepOutcome: how far the prediction was off")
+    yield text(606, 384, "StepOutcome: samples, records")
     for x, colour, words in ((92, PLAIN, "knows no torch"), (222, TORCH, "torch")):
         yield f'<rect x="{x - 20}" y="404" width="14" height="11" fill="{colour}"/>'
         yield f'<text x="{x}" y="414" font-size="12" fill="{SOFT}">{words}</text>'

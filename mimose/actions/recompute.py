@@ -136,10 +136,10 @@ class Recompute:
             why = why or _code_in(layer, output, region.began)
             if inputs.are_edited:
                 why = _EDITS_INPUT
-        layer.findings.read.append((layer, inputs.given))
+        layer.findings.read.append((layer.index, inputs.given))
         if why:  # at once, so that the next forward knows even if this one fails
             layer.keep(why)
-            layer.findings.impure[layer] = why
+            layer.findings.impure[layer.index] = why
         return output
 
     def _send_away(self, call: Invocation, probe: Probe | None) -> AwayInput | None:

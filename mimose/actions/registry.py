@@ -13,6 +13,7 @@ from mimose.actions.keep import Keep
 from mimose.actions.offload import OffloadInput
 from mimose.actions.recompute import Recompute
 from mimose.actions.selective import Points, Selective
+from mimose.cost.prices import Prices
 from mimose.planners import ActionSpec, Menu
 from mimose.planners.actions import (
     EXACT_MENU,
@@ -96,6 +97,19 @@ def points_of(actions: Sequence[Action]) -> Points | None:
     """Return what the selective ones of some actions share; None without any."""
     found = (action.points for action in actions if isinstance(action, Selective))
     return next(found, None)
+
+
+def use_prices(actions: Sequence[Action], prices: Prices, checks: str) -> None:
+    """Set how actions weigh what runs again, and what they compare.
+
+    Args:
+        actions: The actions of a session.
+        prices: What moving a byte costs.
+        checks: As for `mimose.attach`.
+    """
+    points = points_of(actions)
+    if points is not None:
+        points.prices, points.checks_all = prices, checks == "all"
 
 
 def menu_of(actions: Sequence[Action]) -> Menu:

@@ -144,7 +144,7 @@ class Comparison:
         elif was_doubted and not is_other:
             why = "one recomputation differed from its forward, and a later one did not"
         if why:
-            layer.findings.note_inexact(layer, why)
+            layer.findings.note_inexact(layer.index, why)
 
 
 def _trial(forward: Callable[[], Any]) -> _Fingerprint | None:

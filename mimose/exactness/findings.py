@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import torch
 
 from mimose.cost.learner import Learner
-
-if TYPE_CHECKING:
-    from mimose.exactness.layer import Layer
-    from mimose.exactness.side_effects import Given
+from mimose.exactness.side_effects import Given
 
 _log = logging.getLogger(__name__)
 
@@ -28,9 +25,13 @@ _Deferred: TypeAlias = "tuple[Sequence[torch.Tensor], Callable[[list[bool]], Non
 class Findings:
     """Records which layers cannot be recomputed, or not to the last bit.
 
+    A layer is known by its index among the layers.
+
     Args:
         names: The names of the layers, in order.
         learner: Learns which of them are always kept.
+        on_compiled: Called when a layer turns out to run compiled code.
+        on_out_of_memory: Called when a recomputation has run out of memory.
 
     Attributes:
         kept: By name, why a layer cannot be recomputed.
@@ -38,13 +39,19 @@ class Findings:
         families: For each layer a key; layers built alike have the same.
         version: Changes whenever calls of a layer have shown something, or will.
         read: What recomputed calls of this step were given.
-        impure: Layers that cannot run again, found in this step.
-        on_compiled: Called when a layer turns out to run compiled code.
-        on_out_of_memory: Called when a recomputation has run out of memory.
+        impure: Layers that cannot run again, found in this step, and why.
+        on_compiled: The argument.
+        on_out_of_memory: The argument.
         deferred: Flags not read yet, and the functions that take their values.
     """
 
-    def __init__(self, names: Sequence[str], learner: Learner) -> None:
+    def __init__(
+        self,
+        names: Sequence[str],
+        learner: Learner,
+        on_compiled: Callable[[], object],
+        on_out_of_memory: Callable[[], object],
+    ) -> None:
         self._names = names
         self._learner = learner
         self.kept: dict[str, str] = {}
@@ -52,69 +59,70 @@ class Findings:
         self.families: Sequence[str] = ()
         self._excluded: set[tuple[str, str]] = set()
         self.version = 0
-        self.read: list[tuple[Layer, Given]] = []
-        self.impure: dict[Layer, str] = {}
-        self.on_compiled: Callable[[], object] = lambda: None
-        self.on_out_of_memory: Callable[[], object] = lambda: None
+        self.read: list[tuple[int, Given]] = []
+        self.impure: dict[int, str] = {}
+        self.on_compiled, self.on_out_of_memory = on_compiled, on_out_of_memory
         self.deferred: list[_Deferred] = []
 
-    def keep(self, layer: Layer, why: str) -> None:
+    def use_families(self, families: Sequence[str]) -> None:
+        """Set which layers are built alike in the present mode."""
+        self.families = families
+
+    def keep(self, index: int, why: str) -> None:
         """Never recompute a layer again."""
-        if layer.name in self.kept:
+        name = self._names[index]
+        if name in self.kept:
             return
-        self._keep_only(layer.index)
-        self.kept[layer.name] = why
+        self._keep_only(index)
+        self.kept[name] = why
         self.version += 1
         _log.warning(
             "mimose: %s keeps its activations from now on, because it cannot be "
             "recomputed: %s",
-            layer.name,
+            name,
             why,
         )
 
-    def keep_alike(self, layer: Layer, why: str) -> None:
-        """Never recompute a layer again, nor layers that are built like it.
-
-        If an earlier recomputation was right, the cause is in this call and not in how
-        the layer is built: then only this layer is kept.
-        """
-        self.keep(layer, why)
-        if layer.is_compared or not self.families:
+    def keep_alike(self, index: int, why: str) -> None:
+        """Never recompute a layer again, nor layers that are built like it."""
+        self.keep(index, why)
+        if not self.families:
             return
-        family = self.families[layer.index]
-        for index, name in enumerate(self._names):
-            if self.families[index] == family and name not in self.kept:
-                self._keep_only(index)
-                self.kept[name] = f"it is built like {layer.name}, which is kept: {why}"
+        own, family = self._names[index], self.families[index]
+        for other, name in enumerate(self._names):
+            if self.families[other] == family and name not in self.kept:
+                self._keep_only(other)
+                self.kept[name] = f"it is built like {own}, which is kept: {why}"
 
-    def exclude(self, layer: Layer, action: str, why: str) -> None:
+    def exclude(self, index: int, action: str, why: str) -> None:
         """Never choose an action for a layer again."""
         model = self._learner.model
-        allowed = [name for name in model.allowed(layer.index) if name != action]
-        self._learner.restrict(layer.index, allowed)
+        allowed = [name for name in model.allowed(index) if name != action]
+        self._learner.restrict(index, allowed)
         if (action, why) not in self._excluded:
             self._excluded.add((action, why))
             _log.warning(
                 "mimose: the action %s is not used for %s: %s (other layers for which "
                 "this holds are not logged)",
                 action,
-                layer.name,
+                self._names[index],
                 why,
             )
 
     def _keep_only(self, index: int) -> None:
         self._learner.restrict(index, [self._learner.model.menu.first])
 
-    def note_inexact(self, layer: Layer, why: str) -> None:
+    def note_inexact(self, index: int, why: str) -> None:
         """Record a layer that is recomputed, but not to the bit."""
+        name = self._names[index]
         if not self.inexact:
             _log.warning(
                 "mimose: the recomputation of %s differs in its last bits: %s. The "
                 "session's report lists all such layers",
-                layer.name,
+                name,
                 why,
             )
-        self.inexact.setdefault(layer.name, why)
+        self.inexact.setdefault(name, why)
 
     def defer(
         self, flags: Sequence[torch.Tensor], then: Callable[[list[bool]], None]

@@ -77,7 +77,6 @@ class Layer:
         self.n_straight = 0
         """Number of first calls that are kept without bookkeeping, unless the step is
         measured."""
-        self.n_calls = 0
         self._n_new_hooks = 0
         self.forward: Callable[..., Any] = module.forward
         self.waits = False
@@ -101,10 +100,14 @@ class Layer:
             kept: The name of `keep`.
             is_measured: Whether the step is measured.
         """
-        self.actions, self.n_calls, self.n_straight = actions, 0, 0
+        self.actions, self.n_straight = actions, 0
         if self.is_known and not is_measured:
             is_other = (i for i, action in enumerate(actions) if action != kept)
             self.n_straight = next(is_other, len(actions))
+
+    def use_forward(self, forward: Callable[..., Any]) -> None:
+        """Set its own forward, which a patch has replaced."""
+        self.forward = forward
 
     # --------------------------------------------------------------- what may not be
 
@@ -115,7 +118,18 @@ class Layer:
 
     def keep(self, why: str) -> None:
         """Never recompute it again."""
-        self.findings.keep(self, why)
+        self.findings.keep(self.index, why)
+
+    def keep_alike(self, why: str) -> None:
+        """Never recompute it again, nor layers that are built like it.
+
+        If an earlier recomputation was right, the cause is in this call and not in how
+        the layer is built: then only this layer is kept.
+        """
+        if self.is_compared:
+            self.keep(why)
+        else:
+            self.findings.keep_alike(self.index, why)
 
     def fail(self, why: str, cause: Exception | None = None) -> NoReturn:
         """Raise the error of a recomputation that differs from its forward.
@@ -127,7 +141,7 @@ class Layer:
         Raises:
             RecomputationError: Always.
         """
-        self.findings.keep_alike(self, why)
+        self.keep_alike(why)
         msg = (
             f"{self.name} cannot be recomputed: {why}. It is kept from the next step "
             f"on. This step's gradients are incomplete: zero them and go on, or run "
@@ -144,7 +158,16 @@ class Layer:
     def exclude(self, action: str, why: str) -> None:
         """Never use an action for it again."""
         self.excluded.add(action)
-        self.findings.exclude(self, action, why)
+        self.findings.exclude(self.index, action, why)
+
+    def wait_for_ranks(self, finer: Iterable[str]) -> None:
+        """Record that its forward waits for other ranks.
+
+        Args:
+            finer: The actions that decide on each rank by itself, so not allowed.
+        """
+        self.waits = True
+        self.excluded.update(finer)
 
     # ---------------------------------------------------------------- what calls tell
 

@@ -14,7 +14,7 @@ import itertools
 import math
 import operator
 import types
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -452,10 +452,8 @@ class Describer:
         self._seen: LRUCache[Hashable, tuple[StepInput, SizeTable]] = LRUCache(10_000)
         self.hides = False
         """Whether a mask of the last call may hide something."""
-        self.waits_for_masks = False
+        self._waits_for_masks = False
         """Whether layers differed because of a mask on an accelerator."""
-        self.on_call: Callable[[StepInput], None] | None = None
-        """Called with each step input before it runs."""
         self.renew()
 
     def renew(self) -> None:
@@ -514,7 +512,7 @@ class Describer:
             has_gradients |= any(map(waits_unreduced, group.fsdp_params))
         for probe in self.mode.probes:
             has_gradients |= probe.grad is not None
-        masks = partial_masks(args, kwargs, waits=self.waits_for_masks)
+        masks = partial_masks(args, kwargs, waits=self._waits_for_masks)
         self.hides = bool(masks)
         autocast = autocast_state(self._device)
         key = fast_key(args, kwargs), masks, has_gradients, autocast, self.mode.key
@@ -532,9 +530,11 @@ class Describer:
             table.add(shape.sizes)
             found = StepInput(context, shape.sizes, has_gradients, structure), table
             self._seen[key] = found
-        if self.on_call is not None:
-            self.on_call(found[0])
         return found
+
+    def wait_for_masks(self) -> None:
+        """Read masks on an accelerator, too, because layers differed by one."""
+        self._waits_for_masks = True
 
     def _read_parameters(self) -> None:
         """Read the parameters again, if the model was sharded since the last time."""

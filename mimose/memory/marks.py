@@ -441,6 +441,10 @@ class Trace:
         self.mark("end")
         self.is_closed = True
 
+    def stop(self) -> None:
+        """Read no more."""
+        self.is_closed = True
+
     def join_forward(self) -> None:
         """Record that another forward begins; the gap continues to its first call."""
         if not self.is_closed:

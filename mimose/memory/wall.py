@@ -84,11 +84,13 @@ class OptimizerWatch:
         model: The model.
         memory_limit: Its wall is dropped before each optimizer step outside a backward.
         on_step: Called before such a step.
-        on_stepped: Called after each optimizer's step, with whose parameters it holds:
-            the model's, others of the same shapes, as of a copy, or quite others.
+        on_stepped: Each is called after each optimizer's step, with whose parameters it
+            holds: the model's, others of the same shapes, as of a copy, or quite
+            others.
+
 
     Attributes:
-        has_just_stepped: Whether an optimizer has stepped since this was set to False.
+        n_steps: How many optimizer steps there were, outside of a backward.
     """
 
     def __init__(
@@ -96,13 +98,13 @@ class OptimizerWatch:
         model: nn.Module,
         memory_limit: MemoryLimit,
         on_step: Callable[[], None],
-        on_stepped: Callable[[OptimizerKind], None],
+        on_stepped: Sequence[Callable[[OptimizerKind], None]],
     ) -> None:
         self._memory_limit = memory_limit
         self._on_step, self._on_stepped = on_step, on_stepped
         self._model = weakref.ref(model)  # hooks of all optimizers refer to this
         self._device = only_device(model)
-        self.has_just_stepped = False
+        self.n_steps = 0
         self._known: weakref.WeakKeyDictionary[
             torch.optim.Optimizer, tuple[OptimizerKind, int]
         ]
@@ -124,11 +126,14 @@ class OptimizerWatch:
         """Whether an optimizer of the model has stepped, so that its state exists."""
         return any(kind == "own" for kind, _ in self._known.values())
 
-    @property
-    def are_due(self) -> bool:
-        """Whether there are gradients that no optimizer step has used yet."""
+    def are_due(self, n_steps: int) -> bool:
+        """Whether there are gradients that no optimizer step has used yet.
+
+        Args:
+            n_steps: How many there were when a window began.
+        """
         model = self._model()
-        if self.has_just_stepped or model is None:
+        if self.n_steps > n_steps or model is None:
             return False
         return any(p.grad is not None for p in own_parameters(model))
 
@@ -145,7 +150,7 @@ class OptimizerWatch:
 
     def _pre(self, *_: Any) -> None:
         if current_graph_task() == NO_GRAPH_TASK:
-            self.has_just_stepped = True
+            self.n_steps += 1
             if self._memory_limit.has_wall:
                 self._memory_limit.drop_wall()
             self._on_step()
@@ -158,7 +163,8 @@ class OptimizerWatch:
         if kind != "own" and n_groups != len(optimizer.param_groups):
             kind = _kind_of(optimizer, own_parameters(model))
             self._known[optimizer] = kind, len(optimizer.param_groups)
-        self._on_stepped(kind)
+        for told in self._on_stepped:
+            told(kind)
 
 
 def _kind_of(

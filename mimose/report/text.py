@@ -171,7 +171,7 @@ def _rarer(summary: Summary) -> Iterator[tuple[str, str]]:
     if summary.least_rows_share > _PAYS:
         yield (
             "min_rows",
-            f"costs {summary.least_rows_share:.0%} of the tokens a second, as predicted "
+            f"costs {summary.least_rows_share:.0%} of the tokens a second, predicted "
             f"in the mean over lengths: a smaller one trains more",
         )
     if summary.largest_to_come:

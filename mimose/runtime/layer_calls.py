@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from cachetools import LRUCache
 from torch import nn
 from torch.nn.utils import parametrize
 
-from mimose.actions.base import Invocation, Probe
+from mimose.actions.base import Action, Invocation, Probe
 from mimose.actions.registry import points_of
 from mimose.cost.series import Kind, Series
+from mimose.exactness.findings import Findings
 from mimose.exactness.layer import Layer
 from mimose.exceptions import NotRecomputableError
 from mimose.inputs.describe import (
@@ -26,13 +27,12 @@ from mimose.inputs.describe import (
     fast_key,
 )
 from mimose.inputs.patch import Patch, hidden, is_traced
-from mimose.memory.marks import (
-    Trace,
-)
+from mimose.inputs.placement import only_device
+from mimose.memory.marks import Trace
 from mimose.predictors import LeastSquares
 from mimose.runtime.gauges import Gauges
 from mimose.runtime.step import Step, is_in_backward
-from mimose.runtime.unplanned import OUTSIDE
+from mimose.runtime.unplanned import OUTSIDE, Unplanned
 from mimose.torch_private import (
     are_parametrizations_cached,
     is_dual_level_open,
@@ -41,10 +41,6 @@ from mimose.torch_private import (
     top_transform,
 )
 from mimose.types import MOST_CONTEXTS, Measured, Sizes
-
-if TYPE_CHECKING:
-    from mimose.runtime.engine import Engine
-
 
 _EDITED = "its input is edited in place after it was read"
 _FORBIDS = "it forbids hooks of saved tensors, as torch.func.grad does"
@@ -55,22 +51,38 @@ class LayerCalls:
 
     Args:
         root: The model.
-        engine: The session's parts.
+        layers: Its layers.
+        actions: The actions in use.
+        findings: What layers read in the running forward.
+        unplanned: Counts calls without a running step.
+        action_at: A baseline's choice by a layer call's position; None without one.
 
     Attributes:
+        layers: The argument.
+        findings: The argument.
+        counts: How often each layer was called in the running window.
         mode: What the model trains now.
         step: The running step; None between steps.
         lacks_gradients: Whether a planned call ran without gradients.
     """
 
-    def __init__(self, root: nn.Module, engine: Engine) -> None:
-        actions = engine.options.actions
-        self.layers = engine.layers
+    def __init__(
+        self,
+        root: nn.Module,
+        layers: Sequence[Layer],
+        actions: Sequence[Action],
+        findings: Findings,
+        unplanned: Unplanned,
+        action_at: Callable[[int], str] | None,
+    ) -> None:
+        self.layers = layers
+        self.counts = [0] * len(layers)
         self.step: Step | None = None
         self.lacks_gradients = False
         self.untraced = hidden(LayerPatch.__call__)
-        self._findings, self._unplanned = engine.findings, engine.unplanned
-        self._device = engine.device
+        self.findings, self._unplanned = findings, unplanned
+        self._action_at = action_at
+        self._device = only_device(root)
         self.gauges = Gauges(root)
         self._actions = {action.spec.name: action for action in actions}
         self._points = points_of(actions)
@@ -93,7 +105,7 @@ class LayerCalls:
 
     def set_mode(self, mode: Mode) -> None:
         """Set what is trained now. In a new mode, layers may change other tensors."""
-        self._findings.families = mode.layer_keys
+        self.findings.use_families(mode.layer_keys)
         if mode.key not in self._known_modes:
             self.forget_changes()
             self._known_modes.add(mode.key)
@@ -113,23 +125,21 @@ class LayerCalls:
 
     def begin(self, step: Step) -> None:
         """Set the running step, and the actions of each layer's calls."""
-        self.step, self._trace = step, step.window.trace
-        self._findings.read, self._findings.impure = [], {}
+        self.step, self._trace = step, step.trace
+        self.findings.read.clear()
+        self.findings.impure.clear()
         self.lacks_gradients = False
         self._waiting.clear()
-        self.gauges.begin()
         chosen = step.decision.chosen
         plan = [()] * len(self.layers) if chosen is None else chosen.by_layer
-        is_measured, version = self._trace is not None, self._findings.version
-        if plan is self._plan[0] and version == self._plan[1] and not is_measured:
-            for layer in self.layers:
-                layer.n_calls = 0
-        else:
+        is_measured, version = self._trace is not None, self.findings.version
+        if is_measured or plan is not self._plan[0] or version != self._plan[1]:
             for layer, actions in zip(self.layers, plan, strict=True):
                 layer.plan(actions, self._first, is_measured)
             self._plan = (None, -1) if is_measured else (plan, version)
-        for layer, n_calls in zip(self.layers, step.counts_before, strict=False):
-            layer.n_calls = n_calls
+        if is_measured:
+            self.gauges.begin()
+        self.counts[:] = step.forward.counts or [0] * len(self.layers)
 
     def note_outside(self) -> None:
         """Count a call of a layer in training mode without a running step."""
@@ -139,11 +149,11 @@ class LayerCalls:
     def end(self) -> None:
         """End the running step's forward."""
         self.step = self._trace = None
-        self._findings.read = []
+        self.findings.read.clear()
 
     def give_up(self) -> None:
         """Free what the failed forward held for recomputations."""
-        for _, given in self._findings.read:
+        for _, given in self.findings.read:
             given.give_up()
 
     def raise_if_unrepeatable(self) -> None:
@@ -154,13 +164,13 @@ class LayerCalls:
         Raises:
             NotRecomputableError: A call of this step cannot be recomputed.
         """
-        read, impure = self._findings.read, self._findings.impure
-        edited = [layer for layer, given in read if given.are_edited()]
-        for layer in edited:
-            layer.keep(_EDITED)
+        read, impure = self.findings.read, self.findings.impure
+        edited = [index for index, given in read if given.are_edited()]
+        for index in edited:
+            self.findings.keep(index, _EDITED)
         found = {**dict.fromkeys(edited, _EDITED), **impure}
         if found:
-            names = {layer.index: layer.name for layer in found}
+            names = {index: self.layers[index].name for index in found}
             raise NotRecomputableError(names, next(iter(found.values())))
 
     # ------------------------------------------------------------------ one call
@@ -180,7 +190,7 @@ class LayerCalls:
             args: Its arguments.
             kwargs: Its keyword arguments.
         """
-        step, trace, at = self.step, self._trace, layer.n_calls - 1
+        step, trace, at = self.step, self._trace, self.counts[layer.index] - 1
         assert step is not None
         planned = layer.actions[at] if at < len(layer.actions) else None
         if not torch.is_grad_enabled():
@@ -188,7 +198,7 @@ class LayerCalls:
             return original(*args, **kwargs)
         if trace is not None:
             return self._measure(step, trace, layer, at, planned, args, kwargs)
-        name = planned or step.next_action()
+        name = planned or self._next_action(step)
         call = Invocation(layer, args, kwargs, is_whole=step.decision.is_whole)
         if name != self._first:
             name = self._chosen(name, layer)
@@ -197,6 +207,13 @@ class LayerCalls:
         if planned is None and name in self._recomputing:
             call = self._counted(step, call)
         return self._act(name, call, None)
+
+    def _next_action(self, step: Step) -> str:
+        """Return the action of a call that is in no plan."""
+        action_at = None if step.decision.phase == "fallback" else self._action_at
+        name = action_at(len(step.actions)) if action_at else self._least
+        step.ran_unplanned(name)
+        return name
 
     def _act(self, name: str, call: Invocation, probe: Probe | None) -> Any:
         """Run a call under an action.
@@ -210,7 +227,7 @@ class LayerCalls:
             if name == self._first or not is_from_forbidden_hooks(error):
                 raise
             layer = call.layer
-            layer.findings.keep_alike(layer, _FORBIDS)
+            layer.keep_alike(_FORBIDS)
             raise NotRecomputableError({layer.index: layer.name}, _FORBIDS) from error
 
     def _chosen(self, name: str, layer: Layer) -> str:
@@ -265,7 +282,7 @@ class LayerCalls:
             number=at,
             sizes=shape.sizes,
             action=name,
-            part=step.part,
+            part=step.forward.part,
         )
         index = trace.enter(measured)
         # Other steps have measured what a call holds that the plan keeps.
@@ -295,7 +312,7 @@ class LayerCalls:
         name = self.mode.layer_keys[layer.index], len(sizes)
         known = self._flops.get(name, Series(Kind(LeastSquares())))
         if not known.why_unknown(sizes):
-            step.flops += round(known.predict(sizes))
+            step.count_flops(round(known.predict(sizes)))
             return call
         if (name, sizes) in self._waiting:
             self._waiting[name, sizes][0] += 1
@@ -308,7 +325,7 @@ class LayerCalls:
             output, reading = gauge(forward, given)
             n_flops = reading.early_flops
             self._flops[name] = known.with_readings([(sizes, n_flops)])
-            step.flops += n_calls[0] * n_flops
+            step.count_flops(n_calls[0] * n_flops)
             return output
 
         return call._replace(on_recompute=run, is_whole=True)
@@ -320,12 +337,14 @@ class LayerPatch(Patch):
     Args:
         layer: The layer.
         calls: Runs the calls that are not simply kept.
+        owner: The session.
     """
 
-    def __init__(self, layer: Layer, calls: LayerCalls) -> None:
-        super().__init__(layer.module, partial(calls.run, layer))
+    def __init__(self, layer: Layer, calls: LayerCalls, owner: object) -> None:
+        super().__init__(layer.module, partial(calls.run, layer), owner)
         self._layer, self._calls = layer, calls
-        layer.forward = self.original
+        self._index, self._counts = layer.index, calls.counts
+        layer.use_forward(self.original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call; if it is simply kept, only its own forward."""
@@ -336,8 +355,8 @@ class LayerPatch(Patch):
             if layer.module.training and not self.is_removed:
                 calls.note_outside()
             return self.original(*args, **kwargs)
-        layer.n_calls += 1
-        if layer.n_calls <= layer.n_straight and torch.is_grad_enabled():
+        self._counts[self._index] += 1
+        if self._counts[self._index] <= layer.n_straight and torch.is_grad_enabled():
             return self.original(*args, **kwargs)
         return self._run(self.original, args, kwargs)
 

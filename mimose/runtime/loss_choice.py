@@ -11,13 +11,16 @@ from __future__ import annotations
 
 import inspect
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
+from mimose.cost.problem import Memory
 from mimose.loss_by_rows import LEAST_BYTES, late
+from mimose.policy import Policy
+from mimose.types import BY_ROWS, StepInput
 
 _LARGE = 1 / 32
 """Share of the budget. Smaller logits do not change a plan."""
@@ -36,19 +39,19 @@ class LossByRows:
 
     Args:
         module: The model.
+        is_on: Returns whether the next loss goes by rows.
 
     Attributes:
-        is_on: Whether the next loss goes by rows.
         n_classes: The number of logits for each label.
     """
 
-    def __init__(self, module: Any) -> None:
+    def __init__(self, module: Any, is_on: Callable[[], bool]) -> None:
         self._module = module
         self._given = vars(module).get(_OWN)
         config = getattr(module, "config", None)
         config = getattr(config, "get_text_config", lambda: config)()
         self.n_classes = getattr(config, "vocab_size", None) or 0
-        self.is_on = False
+        self._is_on: Callable[[], bool] = is_on
         setattr(module, _OWN, self)
 
     @property
@@ -59,7 +62,7 @@ class LossByRows:
 
     def remove(self) -> None:
         """Restore the model's loss function, unless the user has set another."""
-        self.is_on, state = False, vars(self._module)
+        self._is_on, state = bool, vars(self._module)
         if state.get(_OWN) is self:
             del state[_OWN]
             if self._given is not None:
@@ -77,7 +80,7 @@ class LossByRows:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Compute the loss."""
         original = self._original()
-        is_on = self.is_on and not torch.compiler.is_compiling()
+        is_on = not torch.compiler.is_compiling() and self._is_on()
         if is_on and _is_theirs(original):
             args = tuple(map(_by_rows, args))
             kwargs = {name: _by_rows(value) for name, value in kwargs.items()}
@@ -98,14 +101,14 @@ def _is_theirs(function: Any) -> bool:
     return callable(function) and name.startswith("transformers.")
 
 
-def losses_of(model: nn.Module) -> Iterator[LossByRows]:
-    """Yield the losses that a model computes with a function of transformers."""
+def _with_losses(model: nn.Module) -> Iterator[nn.Module]:
+    """Yield the modules whose loss is a function of transformers."""
     for module in model.modules():
         if not isinstance(getattr(type(module), "loss_function", None), property):
             continue
         takes = inspect.signature(module.forward).parameters
         if "labels" in takes and _is_theirs(getattr(module, "loss_function", None)):
-            yield LossByRows(module)
+            yield module
 
 
 def n_labels_of(kwargs: Mapping[str, Any]) -> int:
@@ -118,15 +121,92 @@ def n_labels_of(kwargs: Mapping[str, Any]) -> int:
     return labels.numel() if isinstance(labels, torch.Tensor) else 0
 
 
-def large_logits(losses: Sequence[LossByRows], n_labels: int, budget_bytes: int) -> int:
-    """Return the bytes of a step's logits in float32; 0 if they are small.
+class LossChoice:
+    """Chooses whether a step's losses go by rows.
 
     Args:
-        losses: The model's losses.
-        n_labels: The number of labels in the step.
-        budget_bytes: The budget; 0 if the step must take as little as possible.
+        policy: Knows which steps fit with a plain loss.
+
+    Attributes:
+        losses: The model's losses that can go by rows; none in a baseline.
+        is_by_rows: Whether those of the running step do.
     """
-    least = max(LEAST_BYTES, _LARGE * budget_bytes)
-    found = [(4 * n_labels * loss.n_classes, loss) for loss in losses]
-    large = (n for n, loss in found if n >= least and loss.can_go_by_rows)
-    return max(large, default=0)
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy = policy
+        self.losses: tuple[LossByRows, ...] = ()
+        self.is_by_rows = False
+
+    def replace_in(self, model: nn.Module) -> tuple[LossByRows, ...]:
+        """Replace the model's loss functions, and return what removes that."""
+        found = list(_with_losses(model))
+        self.losses = tuple(LossByRows(each, lambda: self.is_by_rows) for each in found)
+        return self.losses
+
+    def forget_losses(self) -> None:
+        """Free the losses, and so the model, as the session ends."""
+        self.losses = ()
+
+    def choose(
+        self,
+        step_input: StepInput,
+        n_labels: int,
+        memory: Memory,
+        budget_bytes: int,
+        *,
+        may_be_plain: bool,
+    ) -> StepInput:
+        """Choose for a step that begins, and return its input.
+
+        Args:
+            step_input: The step with a plain loss.
+            n_labels: The number of labels in the step.
+            memory: What is held, and the budget.
+            budget_bytes: The budget; 0 if the step must take as little as possible.
+            may_be_plain: Whether a large loss may be a plain one.
+        """
+        contexts = self.contexts(
+            step_input, n_labels, memory, budget_bytes, may_be_plain=may_be_plain
+        )
+        self.is_by_rows = contexts[0] != step_input.context
+        return (
+            step_input._replace(context=contexts[0]) if self.is_by_rows else step_input
+        )
+
+    def choose_least(self, n_labels: int) -> None:
+        """Take as little memory as possible for a forward that runs again."""
+        self.is_by_rows = self._large_logits(n_labels, 0) > 0
+
+    def contexts(
+        self,
+        plain: StepInput,
+        n_labels: int,
+        memory: Memory,
+        budget_bytes: int,
+        *,
+        may_be_plain: bool = True,
+    ) -> list[str]:
+        """Return the context of a step, and the other one that its loss allows.
+
+        Args:
+            plain: The step with a plain loss.
+            n_labels: As for `choose`.
+            memory: As for `choose`.
+            budget_bytes: As for `choose`.
+            may_be_plain: As for `choose`.
+        """
+        large = self._large_logits(n_labels, budget_bytes)
+        if not large:
+            return [plain.context]
+        by_rows = plain._replace(context=plain.context + BY_ROWS)
+        prefers = self._policy.prefers_plain_loss
+        is_plain = may_be_plain and prefers(plain, by_rows, large, memory)
+        own, other = (plain, by_rows) if is_plain else (by_rows, plain)
+        return [own.context, other.context]
+
+    def _large_logits(self, n_labels: int, budget_bytes: int) -> int:
+        """Return the bytes of a step's logits in float32; 0 if they are small."""
+        least = max(LEAST_BYTES, _LARGE * budget_bytes)
+        found = [(4 * n_labels * loss.n_classes, loss) for loss in self.losses]
+        large = (n for n, loss in found if n >= least and loss.can_go_by_rows)
+        return max(large, default=0)

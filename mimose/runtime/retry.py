@@ -11,30 +11,43 @@ from __future__ import annotations
 
 import gc
 import logging
+import math
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
 
 from mimose.budget import format_bytes
 from mimose.distributed import is_final, mark_final, why_waits
+from mimose.exactness.findings import Findings
+from mimose.exactness.rollback import Rollback
 from mimose.exactness.side_effects import Given, accelerators, saved_random_state
 from mimose.exceptions import (
     LateChangeError,
     NotRecomputableError,
     RecomputationError,
 )
+from mimose.inputs.placement import only_device
 from mimose.memory.out_of_memory import asked_bytes, is_out_of_memory
-from mimose.runtime.step import Step
-from mimose.tensors import version
-
-if TYPE_CHECKING:
-    from mimose.runtime.engine import Engine
+from mimose.policy import Policy
+from mimose.runtime.budget import SessionBudget
+from mimose.runtime.layer_calls import LayerCalls
+from mimose.runtime.loss_choice import LossChoice
+from mimose.runtime.step import Step, Steps
+from mimose.tensors import is_graph_held, tensors_in, version
 
 _log = logging.getLogger(__name__)
 
 _NO_ROOM = "run again, to leave room for the backward"
+_MOST_IN_VAIN = 6
+"""Each forward that ran again in vain doubles the steps until the next, up to 63, so
+that these are at most 1.6% in the end. Without it every forward of six small layers
+with a head of 50,000 classes ran twice."""
+_AT_THE_WALL = (
+    "The forward ended there, and would have needed more. Raise the budget, use a "
+    "smaller batch or shorter inputs, or leave such batches out."
+)
 
 _Result = TypeVar("_Result")
 
@@ -51,78 +64,226 @@ class NoRoomError(RuntimeError):
         self.changes_plan = changes_plan
 
 
-def may_run_again(
-    engine: Engine, step: Step, error: BaseException, given: Given
-) -> bool:
-    """Give a step whose forward has failed the safest plan, if that can help.
-
-    A forward that has changed its inputs cannot run again.
+class Retry:
+    """Decides whether a forward runs again.
 
     Args:
-        engine: The session's parts.
-        step: The step.
-        error: Its error.
-        given: The inputs of the model.
-
-    Returns:
-        Whether to run the forward again. Hold no reference to the error, because its
-        traceback keeps the tensors of the failed forward.
+        model: The model.
+        calls: Runs the layers.
+        rollback: Restores what a forward has changed.
+        budget: The session's budget.
+        policy: Its plans are not trusted after a failure.
+        losses: Chooses how losses are computed.
     """
-    if isinstance(error, NoRoomError):
-        step.run_again(_NO_ROOM, changes_plan=error.changes_plan)
-        return True
-    runs_out, is_at_wall = is_out_of_memory(error), False
-    if runs_out:
-        engine.memory_limit.ran_out(asked_bytes(error))
-        is_at_wall = engine.memory_limit.beyond_wall(asked_bytes(error)) > 0
-    elif isinstance(error, NotRecomputableError):
-        for index in error.layers:
-            engine.layers[index].keep(error.why)
-    elif isinstance(error, LateChangeError):
-        if not engine.rollback.covers(error.buffers):
-            engine.calls.forget_changes()  # others are likely to follow
+
+    def __init__(
+        self,
+        model: nn.Module,
+        calls: LayerCalls,
+        rollback: Rollback,
+        budget: SessionBudget,
+        policy: Policy,
+        losses: LossChoice,
+    ) -> None:
+        self._model, self._calls, self._rollback = model, calls, rollback
+        self._budget, self._limit = budget, budget.limit
+        self._policy, self._losses = policy, losses
+        self._device = only_device(model)
+        self._n_in_vain = self._n_to_wait = 0
+        """Forwards that ran again in vain since the last one that found room, and how
+        often the next ones do not."""
+
+    def check_room(
+        self, step: Step, output: Any, given: Given, held_bytes: int, peak_bytes: int
+    ) -> None:
+        """Check that the backward has room: Note: [Room for the backward].
+
+        Args:
+            step: The step, whose forward has run.
+            output: What the model returned.
+            given: What it was given.
+            held_bytes: The level now.
+            peak_bytes: The highest level since the last reset.
+
+        Raises:
+            NoRoomError: It may not have, and to run the forward again may help.
+        """
+        limit, decision = self._limit, step.decision
+        if not self._budget.is_enforced(decision):
+            return
+        allowed = self._policy.margin.allowed
+        level = step.backward_bytes(peak_bytes, held_bytes, allowed)
+        if level is None:
+            return
+        chosen = decision.chosen
+        block = 0 if chosen is None else int(chosen.growth.largest_bytes)
+        if not self._losses.is_by_rows:
+            # A gradient in float32 does not fit where an output in half precision was.
+            halves = (t.numel() for t in tensors_in(output) if t.itemsize == 2)
+            block = max(block, 4 * max(halves, default=0))
+        has_room = limit.has_room(level, block, tries=step.trace is None)
+        if step.retries == 1:
+            self._n_in_vain = 0 if has_room else min(self._n_in_vain + 1, _MOST_IN_VAIN)
+            self._n_to_wait = 2**self._n_in_vain - 1
+        if has_room:
+            return
+        is_gaps = not step.retries
+        if is_gaps and self._n_to_wait:
+            self._n_to_wait, is_gaps = self._n_to_wait - 1, False
+        helps = is_gaps or self._keeps(step)
+        if not is_gaps and decision.rebuilds and step.window.plan is not None:
+            planned, memory = step.window.plan[0], step.window.memory
+            self._policy.lacked_room(planned, memory)
+            # Recomputing everything may need more.
+            peaks, start = self._policy.least_peaks, memory.start_bytes
+            helps = (
+                helps and peaks.bound(planned, start, math.inf) <= limit.budget_bytes
+            )
+        if helps and not (
+            self.why_waits(with_backward=False)
+            or given.are_edited()
+            or self._rollback.has_missed()
+        ):
+            raise NoRoomError(changes_plan=not is_gaps)
+        self._budget.use_grace()
+
+    def _keeps(self, step: Step) -> bool:
+        """Whether a plan does less than to recompute every layer that can run again."""
+        chosen, least = step.decision.chosen, self._policy.learner.model.menu.least
+        if chosen is None:
             return False
-    else:
-        return False
-    why = why_waits(engine.driver.model, engine.layers, with_backward=False)
-    if _others_wait(engine, error, f"the forward of step {step.number}", why):
-        return False
-    if (runs_out and step.is_safest) or given.are_edited():
-        return False
-    # At the wall gaps may be the cause, which are gone once cached blocks are freed.
-    changes_plan = step.retries > 0 or not is_at_wall
-    _log.warning(
-        "mimose: the forward of step %d failed (%s, phase %s, shape %s) and runs again "
-        "%s",
-        step.number,
-        type(error).__name__,
-        step.phase,
-        dict(step.shape),
-        "with everything recomputed"
-        if changes_plan
-        else "with all cached blocks freed",
-    )
-    engine.learner.distrust_plans()
-    step.run_again(
-        f"run again after {type(error).__name__} in forward", changes_plan=changes_plan
-    )
-    return True
+        return any(
+            not layer.is_kept and any(action != least for action in actions)
+            for layer, actions in zip(self._calls.layers, chosen.by_layer, strict=True)
+        )
 
+    def may_follow(self, step: Step, error: BaseException, given: Given) -> bool:
+        """Give a step whose forward has failed the safest plan, if that can help.
 
-def _others_wait(engine: Engine, error: BaseException, what: str, why: str) -> bool:
-    """Whether other ranks wait for what has failed; adds this to the error."""
-    if why and not is_final(error):
-        held = format_bytes(engine.memory_limit.least_bytes())
-        budget = format_bytes(engine.memory_limit.budget_bytes)
-        mark_final(error, what, why, f"{held} are held now; the budget is {budget}.")
-    return bool(why)
+        A forward that has changed its inputs cannot run again.
 
+        Args:
+            step: The step.
+            error: Its error.
+            given: The inputs of the model.
 
-def release_memory(device: torch.device) -> None:
-    """Collect cycles that hold tensors, and free cached blocks."""
-    gc.collect()
-    if device.type != "cpu":
-        torch.accelerator.empty_cache()
+        Returns:
+            Whether to run the forward again. Hold no reference to the error, because
+            its traceback keeps the tensors of the failed forward.
+        """
+        if isinstance(error, NoRoomError):
+            step.run_again(_NO_ROOM, changes_plan=error.changes_plan)
+            return True
+        runs_out, is_at_wall = is_out_of_memory(error), False
+        if runs_out:
+            self._limit.ran_out(asked_bytes(error))
+            is_at_wall = self._limit.beyond_wall(asked_bytes(error)) > 0
+        elif isinstance(error, NotRecomputableError):
+            for index in error.layers:
+                self._calls.layers[index].keep(error.why)
+        elif isinstance(error, LateChangeError):
+            if not self._rollback.covers(error.buffers):
+                self._calls.forget_changes()  # others are likely to follow
+                return False
+        else:
+            return False
+        forward = step.forward
+        what = f"the forward of step {forward.number}"
+        if self.others_wait(error, what, with_backward=False):
+            return False
+        if (runs_out and step.is_safest) or given.are_edited():
+            return False
+        # At the wall gaps may be the cause, which are gone with the cached blocks.
+        changes_plan = step.retries > 0 or not is_at_wall
+        _log.warning(
+            "mimose: the forward of step %d failed (%s, phase %s, shape %s) and runs "
+            "again %s",
+            forward.number,
+            type(error).__name__,
+            step.decision.phase,
+            dict(forward.shape),
+            "with everything recomputed"
+            if changes_plan
+            else "with all cached blocks freed",
+        )
+        self._policy.learner.distrust_plans()
+        step.run_again(
+            f"run again after {type(error).__name__} in forward",
+            changes_plan=changes_plan,
+        )
+        return True
+
+    def ran_out(self, error: BaseException) -> None:
+        """Record that memory ran out in a backward."""
+        self._limit.ran_out(asked_bytes(error))
+
+    def why_waits(self, *, with_backward: bool) -> str:
+        """Return why other ranks wait for a forward of the model; "" if none does."""
+        return why_waits(self._model, self._calls.layers, with_backward=with_backward)
+
+    def others_wait(
+        self, error: BaseException, what: str, *, with_backward: bool
+    ) -> bool:
+        """Whether other ranks wait for what has failed; adds this to the error.
+
+        Args:
+            error: The error.
+            what: What has failed.
+            with_backward: Whether its backward counts too.
+        """
+        why = self.why_waits(with_backward=with_backward)
+        if why and not is_final(error):
+            held = format_bytes(self._limit.least_bytes())
+            budget = format_bytes(self._budget.n_bytes)
+            held_now = f"{held} are held now; the budget is {budget}."
+            mark_final(error, what, why, held_now)
+        return bool(why)
+
+    def undo(self, step: Step, began: int, n_labels: int) -> bool:
+        """Undo a forward that has failed and runs again, in as little as possible.
+
+        Args:
+            step: The step.
+            began: What `next_sequence_number` returned before the forward.
+            n_labels: The number of labels in the step.
+
+        Returns:
+            Whether nothing holds the graph that it has made.
+        """
+        self._rollback.restore(began)  # also attributes that it has set
+        self.release()
+        # A cast from the failed forward would be older than the nodes that use it,
+        # and gradients would be added in another order. An earlier forward of the
+        # window may have filled the cache too.
+        if not step.forward.part:
+            torch.clear_autocast_cache()
+        if is_graph_held(began):
+            return False
+        self._losses.choose_least(n_labels)
+        return True
+
+    def release(self, *, is_failed: bool = False) -> None:
+        """Collect cycles that hold tensors, and free cached blocks.
+
+        Args:
+            is_failed: Whether a backward has failed, after which no plan is trusted.
+        """
+        gc.collect()
+        if self._device.type != "cpu":
+            torch.accelerator.empty_cache()
+        if is_failed:
+            self._policy.learner.distrust_plans()
+
+    def refused(self, step: Step, error: BaseException) -> BaseException:
+        """Return the error to raise; if no plan keeps the budget, the one saying so."""
+        is_device = isinstance(error, torch.OutOfMemoryError)
+        if not (step.retries and is_device) or is_final(error):
+            return error
+        least = self._limit.beyond_wall(asked_bytes(error))
+        if not least:
+            return error
+        start = int(step.window.memory.start_bytes)
+        return self._budget.error(least, start, _AT_THE_WALL)
 
 
 def saved_gradients(parameters: Iterable[torch.Tensor]) -> Callable[[], None]:
@@ -157,20 +318,32 @@ class Attempts:
     """Decides after each failed attempt at a step whether another one can help.
 
     Args:
-        engine: The session's parts.
+        retry: Knows who waits.
+        steps: The session's steps.
+        findings: Says which layers are kept.
+        prepare: Makes the next step recompute everything; see `Driver.prepare_safest`.
         is_new: Whether the session was made during the step.
     """
 
-    def __init__(self, engine: Engine, *, is_new: bool = False) -> None:
-        self._engine = engine
-        self._n_kept = 0 if is_new else len(engine.findings.kept)
-        self._n_begun = 0 if is_new else engine.steps.n_begun
+    def __init__(
+        self,
+        retry: Retry,
+        steps: Steps,
+        findings: Findings,
+        prepare: Callable[[bool], None],
+        *,
+        is_new: bool = False,
+    ) -> None:
+        self._retry, self._steps, self._findings = retry, steps, findings
+        self._prepare = prepare
+        self._n_kept = 0 if is_new else len(findings.kept)
+        self._n_begun = 0 if is_new else steps.n_begun
         self._has_run_out = False
 
     @property
     def has_one_forward(self) -> bool:
         """Whether the attempt has run one forward, which the session can undo."""
-        return self._engine.steps.n_begun == self._n_begun + 1
+        return self._steps.n_begun == self._n_begun + 1
 
     def can_follow(self, error: RuntimeError) -> bool:
         """Whether another attempt, with the safest plan, may succeed.
@@ -180,19 +353,17 @@ class Attempts:
         """
         is_ours = isinstance(error, RecomputationError)  # its layer is kept by now
         runs_out = not is_ours and is_out_of_memory(error)
+        if not (is_ours or runs_out):
+            return False
         if runs_out:
-            self._engine.memory_limit.ran_out(asked_bytes(error))
-        elif not is_ours:
+            self._retry.ran_out(error)
+        if self._retry.others_wait(error, "the step", with_backward=True):
             return False
-        engine = self._engine
-        why = why_waits(engine.driver.model, engine.layers, with_backward=True)
-        if _others_wait(engine, error, "the step", why):
-            return False
-        n_kept = len(self._engine.findings.kept)
+        n_kept = len(self._findings.kept)
         if self._has_run_out if runs_out else n_kept == self._n_kept:
             return False
         self._has_run_out = self._has_run_out or runs_out
-        self._n_kept, self._n_begun = n_kept, self._engine.steps.n_begun
+        self._n_kept, self._n_begun = n_kept, self._steps.n_begun
         _log.warning("mimose: a step failed (%s) and runs again", type(error).__name__)
         return True
 
@@ -202,9 +373,7 @@ class Attempts:
         Args:
             undoes: Whether to restore what the last forward has changed.
         """
-        self._engine.driver.prepare_safest()
-        if undoes:
-            self._engine.rollback.restore()
+        self._prepare(undoes)
 
 
 class TrainersStep:

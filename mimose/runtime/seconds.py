@@ -33,6 +33,7 @@ from numpy.typing import NDArray
 
 from mimose.cost.learner import Learner
 from mimose.cost.problem import step_work
+from mimose.memory.wall import OptimizerKind
 from mimose.policy import without_rows
 from mimose.predictors import fit_rates
 from mimose.records import FEWER_SHAPES, MUCH, FirstTimes
@@ -212,9 +213,14 @@ class StepSeconds:
         """Record that an optimizer's step begins."""
         self._optimizer_began = self.mark()
 
-    def optimizer_ended(self) -> None:
-        """Record that a step of one of the model's optimizers has ended."""
-        if self._optimizer_began is None:  # part of a backward or another optimizer's
+    def optimizer_ended(self, kind: OptimizerKind) -> None:
+        """Record that an optimizer's step has ended.
+
+        Args:
+            kind: Whose parameters it holds.
+        """
+        # None: as part of a backward.
+        if kind != "own" or self._optimizer_began is None:
             return
         self._timed.append((self._optimizer_began, self.mark(), self._n_since))
         self._n_since, self._optimizer_began = 0, None

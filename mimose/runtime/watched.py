@@ -11,12 +11,11 @@ from typing import Any, Generic, TypeVar
 from cachetools import LRUCache
 from torch.utils.data import DataLoader
 
-from mimose.cost.learner import Learner
 from mimose.cost.problem import Memory
 from mimose.exceptions import MimoseError
 from mimose.inputs.describe import SizeTable
 from mimose.policy import Policy
-from mimose.runtime.checks import BudgetChecks
+from mimose.runtime.budget import SessionBudget
 from mimose.tensors import tensors_in
 from mimose.types import MOST_CONTEXTS, Sizes, StepInput
 
@@ -164,8 +163,7 @@ class ShapesToCome:
 
     Args:
         policy: Predicts.
-        learner: Its number of steps shows whether it has learned something new.
-        checks: Raises if no plan keeps a shape within the budget.
+        budget: Raises if no plan keeps a shape within it.
 
     Attributes:
         unknown: Shapes without a prediction yet.
@@ -173,10 +171,9 @@ class ShapesToCome:
         least_peak_bytes: That peak under the safest plan; None if not known yet.
     """
 
-    def __init__(self, policy: Policy, learner: Learner, checks: BudgetChecks) -> None:
+    def __init__(self, policy: Policy, budget: SessionBudget) -> None:
         self._policy = policy
-        self._learner = learner
-        self._checks = checks
+        self._budget = budget
         self.unknown: list[Mapping[str, int]] = []
         self._as_of = -1
         self.largest: Mapping[str, int] | None = None
@@ -213,7 +210,7 @@ class ShapesToCome:
         Raises:
             InfeasibleBudgetError: One cannot.
         """
-        n_steps = self._learner.model.n_steps
+        n_steps = self._policy.learner.model.n_steps
         if not self.unknown or n_steps in (0, self._as_of):
             return
         self._as_of = n_steps
@@ -233,4 +230,4 @@ class ShapesToCome:
                 self.unknown.remove(shape)
                 if peak > (self.least_peak_bytes or 0.0):
                     self.largest, self.least_peak_bytes = shape, peak
-                self._checks.raise_if_expected(shape, peak, memory)
+                self._budget.raise_if_expected(shape, peak, memory)

@@ -8,8 +8,8 @@ fits predict each method for a memory, and so which one to choose, and how sure 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from statistics import median, median_low
 from typing import Any, NamedTuple
 
@@ -252,12 +252,12 @@ class Advice:
     use: tuple[str, ...]
     """If the answer is yes, the methods to choose from; else those that might be
     faster."""
+    in_words: Callable[[Advice], str] = field(default=repr, repr=False, compare=False)
+    """Writes the answer for `str`."""
 
     def __str__(self) -> str:
         """Return the answer in words, as wide as the terminal."""
-        from mimose.bench.advise.text import text
-
-        return text(self)
+        return self.in_words(self)
 
     def of(self, name: str) -> MethodAdvice:
         """Return the answer for a method.

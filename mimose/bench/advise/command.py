@@ -6,7 +6,7 @@ import json
 import sys
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -152,7 +152,7 @@ def advise(
             )
     except UsageError as error:
         raise AdviceError(str(error)) from error
-    advice = advise_on(found)
+    advice = replace(advise_on(found), in_words=text)
     if out is not None:
         Path(out).mkdir(parents=True, exist_ok=True)
         found.write(Path(out) / _MEASURED)
