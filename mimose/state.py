@@ -11,7 +11,7 @@ import torch
 
 from mimose.exceptions import StateMismatchError
 
-VERSION = 11
+VERSION = 12
 """Version of the format. Other versions are refused: a few steps learn the same."""
 
 _DIGEST = "digest"

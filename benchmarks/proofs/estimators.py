@@ -26,6 +26,7 @@ from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, 
 from benchmarks.proofs.loop import Loop
 from benchmarks.proofs.models import ModelSpec, by_name, names_of
 from benchmarks.proofs.numbers import percent, quantile
+from mimose.cost.quantity import Quantity
 from mimose.predictors import Estimator, Fit, LeastSquares
 from mimose.session import attach
 
@@ -87,10 +88,12 @@ def work(task: Task) -> Rows:
         for _ in range(task["steps"]):
             loop.step(spec.batch(spec.draw(generator), generator))
         series = session.state_dict()["cost_model"]["series"]
-    for (kind, family, *what), told in series:
-        if kind == "exact" and what[0] == "held" and len(told["samples"]) > _FITTED:
+    for name, told in series:
+        quantity = Quantity(*name)
+        if quantity.name == "held" and len(told["samples"]) > _FITTED:
+            said = {"family": quantity.owner, "action": quantity.action}
             for row in compared(told["samples"]):
-                yield {"model": spec.model, "family": family, "action": what[1], **row}
+                yield {"model": spec.model, **said, **row}
 
 
 def compared(

@@ -4,44 +4,30 @@ Note: [Least]
 Each measured step shows what a layer holds and its transient peaks. Only steps that
 recompute everything show what runs between layers and what backwards retain: there
 every input of a layer is held from its forward to its backward.
-A kept layer may free its input (under autocast, BERT's saves only a copy of it). So the
-model also learns what a kept layer holds beyond what was counted: the change of the
-level from its entry to the next layer's entry, minus what was counted of both. A tensor
-that several layers read (a mask, a position bias) is freed after the last of them if,
-and only if, all of them are kept. So the last layer's value is learned separately if
-all layers before it are kept. If such a tensor is freed later, or with some of them
-recomputed, the prediction counts it for longer than it is held.
-
-Note: [Copies]
-Within an autocast context, autocast casts each trained weight once and keeps the copy.
-What a kept layer holds includes its copies, because its graph saves them. `selective`
-drops most of them. The copies that no graph saves stay until the context ends, usually
-before the backward; a recomputation makes new ones. By Note: [Least] all copies are in
-the gaps, and are freed with the context. So until then, copies that a graph saves are
-counted twice, and `mimose.cost.problem` takes them off. If the context ends after the
-model's forward, that is in the middle of the loss. The loss's transient peak counts
-from the level without all copies. Copies are a twentieth of the growth of BERT-large, a
-tenth of T5-large's.
+What kept layers change of that is in `mimose.cost.uncounted`.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Literal
 
-from mimose.cost.model import (
+from mimose.cost.copies import copies_held, peak_without_copies
+from mimose.cost.model import CostModel, numbers
+from mimose.cost.pattern import CallCounts, LayerCall, Pattern, gaps_of, neighbours_of
+from mimose.cost.quantity import (
     AGAIN,
-    CostModel,
-    Key,
-    backward_key,
+    Quantity,
+    QuantityKind,
+    QuantityName,
     backward_sizes,
-    beyond_key,
-    gap_key,
-    head_key,
-    numbers,
+    of_backward,
+    of_end,
+    of_gap,
 )
-from mimose.cost.pattern import CallCounts, LayerCall, Pattern, around_of, gaps_of
+from mimose.cost.uncounted import uncounted_readings
 from mimose.types import Measured, SegmentSample, Sizes, StepInput, StepSample
 
 
@@ -89,14 +75,14 @@ def with_step(model: CostModel, step: MeasuredStep) -> CostModel:
         copies_end=sample.copies_end,
         counted=tuple(sorted(counted.union(pattern.counted))),
     )
-    copied = {**model.copied, **_copied(model, step.calls)}
+    copied = copies_held(model, step.calls)
     seen = {call.family: call.precision for call in step.calls if call.precision}
     scale = max(model.scale, step.growth_bytes)
     precisions = {**model.precisions, **seen}
     model = replace(model, copied=copied, scale=scale, precisions=precisions)
     others = {c: p for c, p in model.patterns.items() if c != step_input.context}
     learned = model.with_readings(
-        _Readings(model, step, ran).by_key,
+        _Readings(model, step, ran).by_quantity,
         n_steps=model.n_steps + 1,
         patterns={**others, step_input.context: pattern},
     )
@@ -104,23 +90,6 @@ def with_step(model: CostModel, step: MeasuredStep) -> CostModel:
     if before and (before.calls, before.between, before.counts) == now:
         return learned
     return learned.distrusted()  # plans were made for other calls
-
-
-def _copied(model: CostModel, calls: Sequence[Measured]) -> dict[str, dict[str, float]]:
-    """Return the bytes of copies that calls hold, by family and action."""
-    first, found = model.menu.first, dict[str, dict[str, float]]()
-    for call in calls:
-        if not call.copied_bytes:
-            continue
-        held = found.setdefault(call.family, {first: call.copied_bytes})
-        if call.action != first and not model.menu.spec(call.action).recomputes:
-            held.setdefault(call.action, call.copied_bytes)
-        for action, dropped in call.dropped_copies.items():
-            own = call.copied_bytes - dropped
-            held[action] = min(own, held.get(action, own))
-    return {
-        name: {**model.copied.get(name, {}), **held} for name, held in found.items()
-    }
 
 
 def ran_least(model: CostModel, calls: Sequence[Measured]) -> bool:
@@ -165,37 +134,53 @@ class _Readings:
     def __init__(
         self, model: CostModel, step: MeasuredStep, ran: Sequence[LayerCall]
     ) -> None:
-        self.by_key: dict[Key, list[tuple[Sizes, float]]] = {}
+        self.by_quantity: dict[Quantity, list[tuple[Sizes, float]]] = {}
         self._model, self._step, self._ran = model, step, ran
-        self._around, self._noise = around_of(ran), model.kinds["retained"].noise
+        noise = model.kinds["retained"].noise
         step_input, sample, loss = step.step_input, step.sample, step.sample.loss
         if loss is not None:
-            loss = _with_released(loss, step.released_bytes, self._noise)
-        gaps = [gap_key(step_input, pair) for pair in gaps_of(ran)]
-        between = [*gaps, head_key(step_input, "head")]
-        segments = [*sample.gaps, sample.head]
+            loss = _with_released(loss, step.released_bytes, noise)
         is_least = ran_least(model, step.calls)
         self._add_calls(is_least=is_least)
         if is_least:
-            for key, segment in zip(between, segments, strict=True):
-                self._add_segment(key, segment)
+            self._add_between("retained")
+            self._add_between("transient")
             if loss is not None:
-                self._add_segment(head_key(step_input, "loss"), loss)
+                retained = of_end("retained", step_input, "loss")
+                self._add(retained, step_input.sizes, loss.retained_bytes)
+                transient = of_end("transient", step_input, "loss")
+                self._add(transient, step_input.sizes, loss.transient_bytes)
         else:
-            self._add_beyond(between, segments)
+            gaps = self._between("retained")
+            for reading in uncounted_readings(
+                model, step_input, ran, step.calls, gaps, sample
+            ):
+                self._add(*reading)
         if sample.copies_end == "loss" and loss is not None:
-            self._add_rise(loss)
+            actions = [call.action for call in step.calls]
+            peak = peak_without_copies(model, ran, actions, loss, noise)
+            read = of_end("transient", step_input, "loss without copies")
+            self._add(read, step_input.sizes, peak)
 
-    def _add(self, key: Key, sizes: Sizes, value: float | None) -> None:
+    def _add(self, quantity: Quantity, sizes: Sizes, value: float | None) -> None:
         """Record a reading; None if its segment was disturbed."""
         if value is not None:
-            self.by_key.setdefault(key, []).append((sizes, value))
+            self.by_quantity.setdefault(quantity, []).append((sizes, value))
 
-    def _add_segment(self, key: Key, segment: SegmentSample) -> None:
+    def _between(self, kind: QuantityKind) -> list[Quantity]:
+        """Return a quantity of the gap before each call, and of the head."""
+        step_input = self._step.step_input
+        gaps = [of_gap(kind, step_input, pair) for pair in gaps_of(self._ran)]
+        return [*gaps, of_end(kind, step_input, "head")]
+
+    def _add_between(self, kind: Literal["retained", "transient"]) -> None:
         """Add what runs between layers: Note: [Least]."""
-        sizes = self._step.step_input.sizes
-        self._add(("retained", *key), sizes, segment.retained_bytes)
-        self._add(("transient", *key), sizes, segment.transient_bytes)
+        sample, sizes = self._step.sample, self._step.step_input.sizes
+        segments = [*sample.gaps, sample.head]
+        for quantity, segment in zip(self._between(kind), segments, strict=True):
+            is_retained = kind == "retained"
+            n_bytes = segment.retained_bytes if is_retained else segment.transient_bytes
+            self._add(quantity, sizes, n_bytes)
 
     def _add_calls(self, *, is_least: bool) -> None:
         """Add what layers hold and take, by family and action.
@@ -203,9 +188,10 @@ class _Readings:
         What backwards retain only if all ran under the least action: Note: [Least].
         """
         model, step_input = self._model, self._step.step_input
+        places = neighbours_of(self._ran)
         for sample in self._step.sample.calls:
             call, family = self._step.calls[sample.call], self._ran[sample.call].family
-            around, sizes = self._around[sample.call], numbers(call.sizes)
+            neighbours, sizes = places[sample.call], numbers(call.sizes)
             held = dict(sample.held_bytes)
             # A recomputation shows about the peak of a kept forward, without what
             # callers hold.
@@ -214,90 +200,27 @@ class _Readings:
                 for action, value in sample.forward_transient_bytes.items()
             }
             cost, moved = dict(sample.cost), dict(call.moved_bytes)
-            if self._is_known_again(call):
+            if model.is_read_again(call):
                 held.pop(model.menu.first, None)
                 if model.menu.spec(call.action).rebuilds:
                     for each in (held, cost, moved):
                         each.pop(call.action, None)
-            for kind, what, values in (
-                ("exact", "held", held),
-                ("exact", "host", call.host_bytes),
-                ("exact", "cost", cost),
-                ("exact", "moved", moved),
-                ("transient", "forward", forward),
-            ):
+            exact: dict[QuantityName, Mapping[str, float]] = {"held": held}
+            exact |= {"host": call.host_bytes, "cost": cost, "moved": moved}
+            for name, values in exact.items():
                 for action, value in values.items():
-                    self._add((kind, family, what, action), sizes, value)
-            self._add(("exact", family, "own output"), sizes, call.kept_output_bytes)
-            largest = call.largest_bytes or None
-            self._add(("exact", family, "largest"), sizes, largest)
-            key = backward_key(step_input, family, around)
-            behind = backward_sizes(step_input, sizes, around)
+                    self._add(Quantity("exact", family, name, action), sizes, value)
+            for action, value in forward.items():
+                own = Quantity("transient", family, "forward", action)
+                self._add(own, sizes, value)
+            own_output = Quantity("exact", family, "own output")
+            self._add(own_output, sizes, call.kept_output_bytes)
+            largest = Quantity("exact", family, "largest")
+            self._add(largest, sizes, call.largest_bytes or None)
+            behind = backward_sizes(step_input, sizes, neighbours)
             for action, transient in sample.backward_transient_bytes.items():
-                self._add(("transient", *key, action), behind, transient)
-            for left in sample.backward_retained_bytes.values() if is_least else ():
-                self._add(("retained", *key), behind, left)
-
-    def _is_known_again(self, call: Measured) -> bool:
-        """Whether recomputations show what a call holds that does not recompute.
-
-        Autocast casts an input once in a recomputation, where it is a leaf, and for
-        each reader in a forward. The readings would not agree.
-        """
-        model = self._model
-        return model.reruns(call) and not model.menu.spec(call.action).recomputes
-
-    def _add_beyond(
-        self, between: Sequence[Key], segments: Sequence[SegmentSample]
-    ) -> None:
-        """Add what kept layers hold beyond what was counted: Note: [Least].
-
-        Args:
-            between: The key of the gap before each call, and of the head.
-            segments: Their samples.
-        """
-        model, calls = self._model, self._step.calls
-        copies_end, are_kept = self._step.sample.copies_end, True
-        for at, (ran, call) in enumerate(zip(self._ran, calls, strict=True)):
-            retained, action = segments[at + 1].retained_bytes, call.action
-            is_last = at + 1 == len(calls)
-            are_kept = are_kept and action == model.menu.first
-            if retained is None or model.menu.spec(action).recomputes:
-                continue
-            around, sizes = self._around[at], numbers(call.sizes)
-            if not (around[1] or is_last):
-                continue  # another forward follows
-            counted = call.held_bytes.get(action)
-            is_again = action == model.menu.first or model.menu.spec(action).rebuilds
-            if counted is None or (is_again and self._is_known_again(call)):
-                # The gap contains what was not counted.
-                known = model.predict(("exact", ran.family, "held", action), sizes)
-                retained += (counted or 0.0) - known
-            key = "retained", *between[at + 1]
-            retained -= model.predict(key, self._step.step_input.sizes)
-            if copies_end:
-                retained += model.copied_bytes(ran, action)
-            if is_last and copies_end == "head":
-                copied = sum(map(model.copied_bytes, self._ran))
-                retained -= copied - self._copies_gone()
-            of_all = are_kept and around[1] != ran.family
-            key = "retained", *beyond_key(ran.family, around, of_all=of_all), action
-            self._add(key, sizes, float(round(retained)))  # predictions have fractions
-
-    def _add_rise(self, loss: SegmentSample) -> None:
-        """Add the loss's transient peak without all copies: Note: [Copies].
-
-        If the loss has none, its level may have been lower when the copies were freed.
-        If the model returns the loss, its backward shows the peak.
-        """
-        transient = loss.transient_bytes
-        if transient is not None and transient <= self._noise:
-            transient = loss.backward_bytes
-        if transient is not None:
-            key = "transient", *head_key(self._step.step_input, "rise")
-            transient += self._copies_gone()
-            self._add(key, self._step.step_input.sizes, transient)
-
-    def _copies_gone(self) -> float:
-        actions = [call.action for call in self._step.calls]
-        return self._model.copies_gone(self._ran, actions)
+                own = of_backward("transient", step_input, family, neighbours, action)
+                self._add(own, behind, transient)
+            left = of_backward("retained", step_input, family, neighbours)
+            for retained in sample.backward_retained_bytes.values() if is_least else ():
+                self._add(left, behind, retained)

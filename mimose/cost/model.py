@@ -5,14 +5,6 @@ the model has the pattern of the calls: which ran, their families, and how their
 follow from the batch's sizes. For each family it has samples of its quantities. Each
 change makes a new model with a higher version, which shares all unchanged parts.
 
-Note: [Whose series]
-Each series has an owner: the object whose sizes it uses. The series of a family use a
-layer's own sizes. Those of the head and the loss use the model's sizes, in one context.
-Those of gaps between layers use the model's sizes too, in all contexts with one
-structure of arguments. The backward of a forward's first call continues into what is
-before it: an embedding, or the head and loss of the forward before. So it uses the
-model's sizes, in one context. When an owner is forgotten, so are its series.
-
 Note: [Valid since]
 Each plan has the version of its model. An event that invalidates all earlier plans,
 such as a step over the budget or a layer that must be kept, raises the version since
@@ -21,25 +13,20 @@ which plans are valid. So no cache must be cleared.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from mimose.cost.pattern import Around, LayerCall, Pattern, as_tuples
+from mimose.cost.pattern import Pattern, as_tuples
 from mimose.cost.prices import HALF, Prices, prices_of
+from mimose.cost.quantity import Quantity
 from mimose.cost.series import NEVER, Kind, Series
 from mimose.planners import Menu
 from mimose.planners.actions import EXACT_MENU
 from mimose.types import MOST_CONTEXTS, Context, Measured, Sizes, StepInput
 
-Key: TypeAlias = tuple[Hashable, ...]
-"""The name of a series: its kind, its owner (Note: [Whose series]), its quantity."""
-Readings: TypeAlias = Mapping[Key, Iterable[tuple[Sizes, float]]]
+Readings: TypeAlias = Mapping[Quantity, Iterable[tuple[Sizes, float]]]
 """Sizes and values, by series."""
-
-
-AGAIN = "again"
-"""Stands for the action of a kept forward that was read from a recomputation."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,10 +46,10 @@ class CostModel:
     """Number of measured steps."""
     patterns: dict[Context, Pattern] = field(default_factory=dict)
     """Patterns by context, the least recently used first."""
-    series: Mapping[Key, Series] = field(default_factory=dict)
+    series: Mapping[Quantity, Series] = field(default_factory=dict)
     copied: Mapping[str, Mapping[str, float]] = field(default_factory=dict)
-    """Bytes of copies of weights in what a call holds, by family and action: Note:
-    [Copies]."""
+    """Bytes of copies of weights in what a call holds, by family and action: see
+    `mimose.cost.copies`."""
     prices: Prices = field(default_factory=lambda: prices_of("cpu", ""))
     """What moving a byte costs, in FLOPs."""
     precisions: Mapping[str, str] = field(default_factory=dict)
@@ -76,42 +63,14 @@ class CostModel:
         """Return the allowed actions of a layer, in the menu's order."""
         return self.limits.get(layer, self.menu.names)
 
-    def reruns(self, call: Measured) -> bool:
-        """Whether recomputations of a call's layer show what it holds if it is kept."""
-        return self.menu.least in self.allowed(call.layer)
+    def is_read_again(self, call: Measured) -> bool:
+        """Whether recomputations show what a call holds that does not recompute.
 
-    def copied_bytes(self, call: LayerCall, action: str | None = None) -> float:
-        """Return the copies of weights in what a call holds.
-
-        It is 0 if its layer is always kept.
-
-        Args:
-            call: The call.
-            action: Its action; by default the first.
+        Autocast casts an input once in a recomputation, where it is a leaf, and for
+        each reader in a forward. The readings would not agree.
         """
-        first = self.menu.first
-        is_settled = len(self.allowed(call.layer)) == 1
-        if is_settled or self.menu.spec(action or first).recomputes:
-            return 0.0
-        held = self.copied.get(call.family, {})
-        return held.get(action or first, held.get(first, 0.0))
-
-    def copies_gone(self, calls: Sequence[LayerCall], actions: Sequence[str]) -> float:
-        """Return the bytes of copies that are freed with their context.
-
-        These are copies that no graph saves.
-
-        Args:
-            calls: The calls of a step.
-            actions: Their actions.
-        """
-        made: dict[int, float] = {}
-        held: dict[int, float] = {}
-        for call, action in zip(calls, actions, strict=True):
-            made[call.layer] = self.copied_bytes(call)
-            own = self.copied_bytes(call, action)
-            held[call.layer] = max(own, held.get(call.layer, 0.0))
-        return sum(made.values()) - sum(held.values())
+        may_recompute = self.menu.least in self.allowed(call.layer)
+        return may_recompute and not self.menu.spec(call.action).recomputes
 
     @property
     def byte_flops(self) -> float:
@@ -140,14 +99,14 @@ class CostModel:
             return pattern.ran(step_input.counts)
         return pattern.expected(step_input.sizes)
 
-    def predict(self, key: Key, sizes: Sizes) -> float:
+    def predict(self, quantity: Quantity, sizes: Sizes) -> float:
         """Return what a series predicts at some sizes; 0 if it was never measured."""
-        series = self.series.get(key)
+        series = self.series.get(quantity)
         return 0.0 if series is None else series.predict(sizes, self.scale)
 
-    def why_unknown(self, key: Key, sizes: Sizes) -> str:
+    def why_unknown(self, quantity: Quantity, sizes: Sizes) -> str:
         """Return why this prediction is not trusted; "" if it is."""
-        series = self.series.get(key)
+        series = self.series.get(quantity)
         return NEVER if series is None else series.why_unknown(sizes, self.scale)
 
     # ------------------------------------------------------------------ absorbing
@@ -165,7 +124,7 @@ class CostModel:
         """
         series = dict(self.series)
         for key, more in readings.items():
-            old = series.get(key) or Series(self.kinds[str(key[0])])
+            old = series.get(key) or Series(self.kinds[key.kind])
             series[key] = old.with_readings(more)
         return self.changed(series=series, **fields).bounded()
 
@@ -218,7 +177,7 @@ class CostModel:
         patterns = dict(list(self.patterns.items())[-MOST_CONTEXTS:])
         families = {e.family for p in patterns.values() for e in p.calls}
         owners = {*patterns, *(p.structure for p in patterns.values()), *families}
-        series = {key: s for key, s in self.series.items() if key[1] in owners}
+        series = {key: s for key, s in self.series.items() if key.owner in owners}
         copied = {family: n for family, n in self.copied.items() if family in owners}
         precisions = {f: p for f, p in self.precisions.items() if f in owners}
         return replace(
@@ -237,7 +196,7 @@ class CostModel:
         Args:
             base: An earlier model whose fits exist; None for none.
         """
-        known: Mapping[Key, Series] = {} if base is None else base.series
+        known: Mapping[Quantity, Series] = {} if base is None else base.series
         for key, series in self.series.items():
             if series is not known.get(key) and not series.has_fit:
                 series.fit()
@@ -290,8 +249,8 @@ class CostModel:
         """
         series = {}
         for said_key, said in state["series"]:
-            key = as_tuples(said_key)
-            series[key] = Series.from_state(self.kinds[str(key[0])], said)
+            quantity = Quantity(*as_tuples(said_key))
+            series[quantity] = Series.from_state(self.kinds[quantity.kind], said)
         return self.distrusted(
             scale=float(state["scale"]),
             n_steps=int(state["n_steps"]),
@@ -301,41 +260,6 @@ class CostModel:
             patterns={c: Pattern.from_state(p) for c, p in state["patterns"].items()},
             series=series,
         )
-
-
-# ---------------------------------------------------------------------- names of series
-
-
-def backward_key(step_input: StepInput, family: str, around: Around) -> Key:
-    """Return the key of a backward's series; transient peaks append the action."""
-    owner = (family,) if around[0] else (step_input.context, family)
-    return *owner, "backward", around, step_input.has_gradients
-
-
-def backward_sizes(step_input: StepInput, own: Sizes, around: Around) -> Sizes:
-    """Return the sizes that a backward depends on: Note: [Whose series]."""
-    return own if around[0] else step_input.sizes
-
-
-def beyond_key(family: str, around: Around, *, of_all: bool = False) -> Key:
-    """Return the key of what a kept layer holds beyond what was counted.
-
-    Args:
-        family: The layer's family.
-        around: The families of its neighbours.
-        of_all: Whether all layers before it are kept, too.
-    """
-    return family, "beyond all" if of_all else "beyond", around
-
-
-def gap_key(step_input: StepInput, pair: Around) -> Key:
-    """Return the key of a gap's series. Memory of freed gradients is used again."""
-    return step_input.structure, "gap", *pair, step_input.has_gradients
-
-
-def head_key(step_input: StepInput, part: str) -> Key:
-    """Return the key of the head's or the loss's series."""
-    return step_input.context, part, step_input.has_gradients
 
 
 def numbers(sizes: Sizes) -> Sizes:

@@ -33,7 +33,7 @@ CallCounts: TypeAlias = tuple[int, ...]
 """How often each layer is called, with calls without a gradient."""
 Place: TypeAlias = tuple[int, int]
 """The layer and number of a call."""
-Around: TypeAlias = tuple[str, ...]
+Neighbours: TypeAlias = tuple[str, ...]
 """The families before and after a call in its forward, "" for none. The first gets the
 call's gradient; the second made the gradient that the call gets. If several forwards
 run before one backward, the forward's place follows: the first backward that reaches a
@@ -78,11 +78,11 @@ class Row(NamedTuple):
 class Layout:
     """Classes of calls and of gaps that share all their numbers."""
 
-    classes: list[tuple[int, Around]]
-    """For each class, a call of it and what is around that."""
+    classes: list[tuple[int, Neighbours]]
+    """For each class, a call of it and that call's neighbours."""
     of_call: NDArray[np.intp]
     """(C,) the class of each call."""
-    gaps: list[Around]
+    gaps: list[Neighbours]
     """For each class of gaps, the families before and after it, and its forward."""
     of_gap: NDArray[np.intp]
     """(C,) the class of the gap before each call."""
@@ -438,10 +438,10 @@ def _ran_of(calls: Iterable[LayerCall], counts: CallCounts) -> tuple[LayerCall, 
 # ------------------------------------------------------------------------------ layout
 
 
-def around_of(calls: Sequence[LayerCall]) -> list[Around]:
-    """Return what is around each call in its forward."""
+def neighbours_of(calls: Sequence[LayerCall]) -> list[Neighbours]:
+    """Return the neighbours of each call in its forward."""
     last = calls[-1].part if calls else 0
-    found: list[Around] = []
+    found: list[Neighbours] = []
     for before, call, after in zip(
         [None, *calls], calls, [*calls[1:], None], strict=False
     ):
@@ -453,9 +453,9 @@ def around_of(calls: Sequence[LayerCall]) -> list[Around]:
     return found
 
 
-def gaps_of(calls: Sequence[LayerCall]) -> list[Around]:
+def gaps_of(calls: Sequence[LayerCall]) -> list[Neighbours]:
     """Return for each call the families around the gap before it, and its forward."""
-    pairs = zip(calls, around_of(calls), strict=True)
+    pairs = zip(calls, neighbours_of(calls), strict=True)
     return [(before, call.family, *which) for call, (before, _, *which) in pairs]
 
 
@@ -467,7 +467,7 @@ def _lay_out(calls: Sequence[LayerCall], maps: Sequence[tuple[SizeMap, ...]]) ->
         maps: For each, the rules of its sizes; equal ones are one object.
     """
     families, pairs = [call.family for call in calls], gaps_of(calls)
-    kinds = list(zip(families, around_of(calls), map(id, maps), strict=True))
+    kinds = list(zip(families, neighbours_of(calls), map(id, maps), strict=True))
     of_call, of_gap = list(dict.fromkeys(kinds)), list(dict.fromkeys(pairs))
     return Layout(
         [(kinds.index(kind), kind[1]) for kind in of_call],

@@ -8,22 +8,24 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mimose.cost.model import (
+from mimose.cost.copies import copies_gone, counted_twice, most_after_copies
+from mimose.cost.model import CostModel
+from mimose.cost.pattern import LayerCall, Neighbours, Pattern
+from mimose.cost.quantity import (
     AGAIN,
-    CostModel,
-    Key,
-    backward_key,
+    Quantity,
+    QuantityKind,
     backward_sizes,
-    beyond_key,
-    gap_key,
-    head_key,
+    of_backward,
+    of_end,
+    of_gap,
 )
-from mimose.cost.pattern import Around, LayerCall, Pattern
+from mimose.cost.uncounted import uncounted, uncounted_bytes
 from mimose.planners import ActionSpec, PlanningProblem, lay_out
 from mimose.types import Sizes, StepInput
 
@@ -93,16 +95,17 @@ def extrapolation_ratio(model: CostModel, step_input: StepInput) -> float:
 
 def _needed(
     model: CostModel, step_input: StepInput, pattern: Pattern
-) -> Iterator[tuple[str, Key, Sizes]]:
+) -> Iterator[tuple[str, Quantity, Sizes]]:
     """Yield each series that a plan needs, with its name for messages and its sizes."""
     for layer in _layers(model, step_input, pattern):
         yield from layer.needed()
-    between = [gap_key(step_input, pair) for pair in pattern.layout.gaps]
-    others = [("between the layers", key) for key in between]
-    others += [(f"the {at}", head_key(step_input, at)) for at in ("head", "loss")]
-    for name, key in others:
-        for kind in ("retained", "transient"):
-            yield name, (kind, *key), step_input.sizes
+    kinds: tuple[QuantityKind, ...] = ("retained", "transient")
+    for kind in kinds:
+        for pair in pattern.layout.gaps:
+            between = of_gap(kind, step_input, pair)
+            yield "between the layers", between, step_input.sizes
+        yield "the head", of_end(kind, step_input, "head"), step_input.sizes
+        yield "the loss", of_end(kind, step_input, "loss"), step_input.sizes
 
 
 # ------------------------------------------------------------------------------ layers
@@ -116,14 +119,14 @@ class _Layer:
     step_input: StepInput
     call: LayerCall
     """A call of the class."""
-    around: Around
+    neighbours: Neighbours
     sizes: Sizes
     """The sizes of that call."""
 
     @property
-    def behind(self) -> Sizes:
+    def backward_sizes(self) -> Sizes:
         """The sizes that its backward depends on."""
-        return backward_sizes(self.step_input, self.sizes, self.around)
+        return backward_sizes(self.step_input, self.sizes, self.neighbours)
 
     @property
     def known(self) -> tuple[str, ...]:
@@ -138,10 +141,10 @@ class _Layer:
     def lacks(self, action: str) -> bool:
         """Whether an action must still be measured."""
         own = self._own_backward("transient", action)
-        why_not = self.model.why_unknown(own, self.behind)
+        why_not = self.model.why_unknown(own, self.backward_sizes)
         return bool(why_not) or action not in self.known
 
-    def needed(self) -> Iterator[tuple[str, Key, Sizes]]:
+    def needed(self) -> Iterator[tuple[str, Quantity, Sizes]]:
         """Yield each series that a plan needs, with its name and its sizes.
 
         The backward of the first action is learned from planned steps, so plans are
@@ -157,35 +160,36 @@ class _Layer:
         for action in actions:
             if action != first:
                 key, _ = self._backward(action)
-                yield f"backward ({action}) of {name}", key, self.behind
-        yield f"gradients of {name}", self._own_backward("retained"), self.behind
+                yield f"backward ({action}) of {name}", key, self.backward_sizes
+        left = self._own_backward("retained")
+        yield f"gradients of {name}", left, self.backward_sizes
 
-    def _predict(self, key: Key) -> float:
+    def _predict(self, key: Quantity) -> float:
         return self.model.predict(key, self.sizes)
 
-    def _is_known(self, key: Key) -> bool:
+    def _is_known(self, key: Quantity) -> bool:
         return not self.model.why_unknown(key, self.sizes)
 
-    def _held(self, action: str) -> Key:
-        return "exact", self.call.family, "held", action
+    def _held(self, action: str) -> Quantity:
+        return Quantity("exact", self.call.family, "held", action)
 
-    def _forward(self, action: str) -> Key:
+    def _forward(self, action: str) -> Quantity:
         """Return the series of an action's forward.
 
         If it is not known, the first action stands in, which holds the most.
         """
         menu, family = self.model.menu, self.call.family
         for name in (action, menu.first):
-            own = "transient", family, "forward", name
+            own = Quantity("transient", family, "forward", name)
             if action == menu.least or self._is_known(own):
                 return own
-        return "transient", family, "forward", AGAIN
+        return Quantity("transient", family, "forward", AGAIN)
 
-    def _own_backward(self, kind: str, *action: str) -> Key:
-        key = backward_key(self.step_input, self.call.family, self.around)
-        return kind, *key, *action
+    def _own_backward(self, kind: QuantityKind, action: str = "") -> Quantity:
+        family = self.call.family
+        return of_backward(kind, self.step_input, family, self.neighbours, action)
 
-    def _backward(self, action: str) -> tuple[Key, bool]:
+    def _backward(self, action: str) -> tuple[Quantity, bool]:
         """Return the series of an action's backward, and whether it is its own.
 
         If it is not known, the least action stands in, under which most measured steps
@@ -193,32 +197,32 @@ class _Layer:
         """
         model, menu = self.model, self.model.menu
         own, least = (self._own_backward("transient", a) for a in (action, menu.least))
-        if least not in model.series or not model.why_unknown(own, self.behind):
+        if least not in model.series or not model.why_unknown(own, self.backward_sizes):
             return own, True
         return least, action == menu.least
 
     def retained_bytes(self) -> float:
         """Return the retained bytes of the backward, under any action."""
-        return self.model.predict(self._own_backward("retained"), self.behind)
+        return self.model.predict(self._own_backward("retained"), self.backward_sizes)
 
     def largest_bytes(self) -> float:
         """Return the bytes of its backward's largest tensor; 0 if not known."""
-        return self._predict(("exact", self.call.family, "largest"))
+        return self._predict(Quantity("exact", self.call.family, "largest"))
 
     def numbers(self) -> NDArray[np.float64]:
         """Return (5, K): held, forward and backward transient peak, cost, host."""
         menu, family = self.model.menu, self.call.family
         held = [self._predict(self._held(action)) for action in menu.names]
         held[0] = max(held[0], held[-1])
-        saved = self._predict(("exact", family, "own output"))
+        saved = self._predict(Quantity("exact", family, "own output"))
         forward = [self._predict(self._forward(action)) for action in menu.names]
-        again = "transient", family, "forward", AGAIN
+        again = Quantity("transient", family, "forward", AGAIN)
         if self._is_known(again):
             forward[0] = max(forward[0], self._predict(again))
         backward, cost, host = [], [], []
         for spec, own in zip(menu.specs, held, strict=True):
             key, is_own = self._backward(spec.name)
-            over = self.model.predict(key, self.behind)
+            over = self.model.predict(key, self.backward_sizes)
             if spec.recomputes or not is_own:
                 # The readings exclude what the recomputation brings back.
                 over += max(0.0, held[0] - own)
@@ -226,37 +230,21 @@ class _Layer:
             # saved it, as a last ReLU does, it holds it unless it recomputes.
             backward.append(max(forward[0], over) if spec.recomputes else over + saved)
             cost.append(self._cost(spec, held[0] - own))
-            on_host = "exact", family, "host", spec.name
+            on_host = Quantity("exact", family, "host", spec.name)
             needs_all = spec.needs_host and not self._is_known(on_host)
             host.append(held[0] if needs_all else self._predict(on_host))
+        own_names = [uncounted(family, self.neighbours, a) for a in menu.names]
+        are_known = list(map(self._is_known, own_names))
         held = [
-            self.beyond(a)
-            + (own if self._is_known(self._beyond(a)) else min(own, held[0]))
-            for a, own in zip(menu.names, held, strict=True)
+            self.uncounted_bytes(a) + (own if is_known else min(own, held[0]))
+            for a, own, is_known in zip(menu.names, held, are_known, strict=True)
         ]
         return np.array((held, forward, backward, cost, host))
 
-    def _beyond(self, action: str, *, of_all: bool = False) -> Key:
-        key = beyond_key(self.call.family, self.around, of_all=of_all)
-        return "retained", *key, action
-
-    def beyond(self, action: str, *, of_all: bool = False) -> float:
-        """Return what the call holds beyond what was counted: Note: [Least].
-
-        Until enough steps have shown it, it is at least 0 and at most the highest
-        reading.
-
-        Args:
-            action: The call's action.
-            of_all: Whether all layers before it are kept, too.
-        """
-        key = self._beyond(action, of_all=of_all)
-        value, series = self._predict(key), self.model.series.get(key)
-        if self._is_known(key):
-            return value
-        if of_all:
-            return self.beyond(action)
-        return max(0.0, min(value, series.most)) if series else 0.0
+    def uncounted_bytes(self, action: str, *, all_kept: bool = False) -> float:
+        """Return what the call holds beyond what was counted."""
+        own = self.call.family, self.neighbours, self.sizes
+        return uncounted_bytes(self.model, *own, action, all_kept=all_kept)
 
     def _cost(self, spec: ActionSpec, freed_bytes: float) -> float:
         """Return an action's cost in FLOPs: those it runs, and those for its bytes.
@@ -268,7 +256,7 @@ class _Layer:
         """
         if spec.name == self.model.menu.first:
             return 0.0
-        moved = "exact", self.call.family, "moved", spec.name
+        moved = Quantity("exact", self.call.family, "moved", spec.name)
         n_bytes = max(0.0, freed_bytes)
         if self._is_known(moved):
             n_bytes = self._predict(moved)
@@ -286,15 +274,15 @@ class _Layer:
             return 0.0
         menu = self.model.menu
         known_as = menu.least if menu.spec(action).recomputes else action
-        return self._predict(("exact", self.call.family, "cost", known_as))
+        return self._predict(Quantity("exact", self.call.family, "cost", known_as))
 
 
 def _layers(model: CostModel, step_input: StepInput, pattern: Pattern) -> list[_Layer]:
     """Return each class of a pattern's calls."""
     own = pattern.own_sizes(step_input.sizes)
     return [
-        _Layer(model, step_input, pattern.calls[index], around, own[index])
-        for index, around in pattern.layout.classes
+        _Layer(model, step_input, pattern.calls[index], neighbours, own[index])
+        for index, neighbours in pattern.layout.classes
     ]
 
 
@@ -332,26 +320,28 @@ class _Head(NamedTuple):
     after_release: float
     """Its peak after that, as if none of them were freed."""
     after_copies: float
-    """The same after all layers' copies are freed: Note: [Copies]."""
+    """The same after all layers' copies of weights are freed."""
 
 
-def _segment(model: CostModel, step_input: StepInput, key: Key) -> tuple[float, float]:
-    """Return a segment's retained bytes and transient peak."""
+def _gap(
+    model: CostModel, step_input: StepInput, pair: Neighbours
+) -> tuple[float, float]:
+    """Return a gap's retained bytes and transient peak."""
     sizes = step_input.sizes
-    retained = model.predict(("retained", *key), sizes)
-    return retained, model.predict(("transient", *key), sizes)
+    retained = model.predict(of_gap("retained", step_input, pair), sizes)
+    return retained, model.predict(of_gap("transient", step_input, pair), sizes)
 
 
 def _head(model: CostModel, step_input: StepInput, pattern: Pattern) -> _Head:
-    head, loss = head_key(step_input, "head"), head_key(step_input, "loss")
-    retained, before_release = _segment(model, step_input, head)
-    after_loss, rise = _segment(model, step_input, loss)
-    late = rise + sum({e.layer: model.copied_bytes(e) for e in pattern.calls}.values())
-    no_copies = "transient", *head_key(step_input, "rise")
-    if not model.why_unknown(no_copies, step_input.sizes):
-        late = min(late, model.predict(no_copies, step_input.sizes))
+    def predict(kind: QuantityKind, name: Literal["head", "loss"]) -> float:
+        return model.predict(of_end(kind, step_input, name), step_input.sizes)
+
+    retained, rise = predict("retained", "head"), predict("transient", "loss")
     return _Head(
-        retained + after_loss, before_release, retained + rise, retained + late
+        retained + predict("retained", "loss"),
+        predict("transient", "head"),
+        retained + rise,
+        retained + most_after_copies(model, step_input, pattern.calls, rise),
     )
 
 
@@ -378,7 +368,7 @@ def fill_problem(
     table = np.array(tables).reshape(-1, 5, len(menu.names))
     held, forward, backward, cost, host = table[layout.of_call].transpose(1, 0, 2)
     retained = np.array([layer.retained_bytes() for layer in layers], dtype=float)
-    gaps = [_segment(model, step_input, gap_key(step_input, g)) for g in layout.gaps]
+    gaps = [_gap(model, step_input, pair) for pair in layout.gaps]
     head, released = _head(model, step_input, pattern), memory.released_bytes
     rise = max(head.before_release, head.after_release - released)
     between = [gaps[at] for at in layout.of_gap]
@@ -444,9 +434,9 @@ def plan_growth(
     """Predict a plan's growth at the problem's sizes, before and after the release.
 
     The problem counts copies of kept layers twice until the context ends; they are
-    subtracted here: Note: [Copies]. So is what is freed only if all layers before are
-    kept. A step of C calls has 3 C + 1 segments: a gap and a forward for each, the
-    head, and the backwards from the last call to the first.
+    subtracted here. So is what is freed only if all layers before are kept. A step of C
+    calls has 3 C + 1 segments: a gap and a forward for each, the head, and the
+    backwards from the last call to the first.
 
     Args:
         model: The cost model.
@@ -459,24 +449,24 @@ def plan_growth(
     laid_out, at_head = lay_out(problem, choice), 2 * len(actions)
     peaks = laid_out.peak_bytes_by_segment - problem.start_bytes
     level = laid_out.level_bytes[at_head] - problem.start_bytes
-    pattern, twice, first = model.pattern(step_input), 0.0, model.menu.first
+    pattern, first = model.pattern(step_input), model.menu.first
     layers, n_kept = _layers(model, step_input, pattern), 0
     while n_kept < len(actions) and actions[n_kept] == first:
         layer = layers[pattern.layout.of_call[n_kept]]
         n_kept += 1
-        if layer.around[1] != layer.call.family:  # the last one of its family
-            gone = layer.beyond(first) - layer.beyond(first, of_all=True)
+        if layer.neighbours[1] != layer.call.family:  # the last one of its family
+            gone = layer.uncounted_bytes(first)
+            gone -= layer.uncounted_bytes(first, all_kept=True)
             peaks[2 * n_kept :] -= gone
             level -= gone if 2 * n_kept <= at_head else 0.0
-    for index, call in enumerate(pattern.calls if pattern.copies_end else ()):
-        copied = model.copied_bytes(call, actions[index])
-        peaks[2 * index + 2 : at_head] -= copied
-        twice += copied
+    copied = np.cumsum(counted_twice(model, pattern, actions))
+    twice = float(copied[-1]) if len(copied) else 0.0
+    peaks[2:at_head] -= np.repeat(copied[:-1], 2)
     head = _head(model, step_input, pattern)
     before = (0.0, *peaks[:at_head], level - twice + head.before_release)
     rises = level + head.after_release
     if pattern.copies_end == "loss":
-        gone = model.copies_gone(pattern.calls, actions)
+        gone = copies_gone(model, pattern.calls, actions)
         over = max(head.after_copies - gone, head.retained)
         rises = level - twice + over
     # In the problem the release is part of the head.
