@@ -181,11 +181,10 @@ class SessionBudget:
 
     def _move(self, n_bytes: int, grace_bytes: int) -> None:
         """Set the budget now."""
-        self._grace_bytes = grace_bytes
         if n_bytes != self.limit.budget_bytes:
-            if self.plans:
-                self.raise_if_held(n_bytes)
+            self.raise_if_held(n_bytes)
             self.limit.move(n_bytes)
+        self._grace_bytes = grace_bytes
 
     def use_grace(self) -> None:
         """Let the rest of the step that runs pass the budget by the grace."""

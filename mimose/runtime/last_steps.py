@@ -83,7 +83,7 @@ class LastSteps:
             self.start_bytes = int(start_bytes)
 
     def load(
-        self, patterns: Mapping[Context, Pattern], start_bytes: int, *, is_first: bool
+        self, patterns: dict[Context, Pattern], start_bytes: int, *, is_first: bool
     ) -> None:
         """Start from the steps of a loaded state.
 
@@ -96,7 +96,7 @@ class LastSteps:
         if is_first:
             self.last = next(self._loaded(patterns), None)
 
-    def _loaded(self, patterns: Mapping[Context, Pattern]) -> Iterator[_Named]:
+    def _loaded(self, patterns: dict[Context, Pattern]) -> Iterator[_Named]:
         for context, pattern in reversed(patterns.items()):
             table = self.tables.get(pattern.structure)
             if table is not None and pattern.rows:
