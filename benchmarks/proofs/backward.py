@@ -143,9 +143,9 @@ def _judged(rows: Sequence[Row]) -> common.Verdict:
         "ends": ends,
         "over": over,
         "run again": sum(row["reruns"] for row in rows),
-        "headroom used": f"{mean(row['used'] for row in rows):.3f}",
-        "allowance": f"{mean(row['fragmentation'] for row in rows):.2f}",
-        "seconds": f"{sum(row['seconds'] for row in rows):.1f}",
+        "headroom used": mean(row["used"] for row in rows if row["used"]),
+        "allowance": mean(row["fragmentation"] for row in rows),
+        "seconds": sum(row["seconds"] for row in rows),
     }
     return line, [Bar("runs that end", ends, 0), Bar("steps over", over, 0)]
 
