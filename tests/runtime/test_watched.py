@@ -53,14 +53,14 @@ def test_plans_are_there_before_their_batches(toys, is_loader):
     with toys.counting() as meter, mimose.attach(model, "1TiB", meter=meter) as session:
         _train(toys, session, model, batches)
     assert N_BATCHES == len(session.records)
-    assert [] == _misses(session)
+    assert len(_misses(session)) < 8  # those measured after a prediction was off
     if is_loader:
         return
     with toys.counting() as meter, mimose.attach(model, "1TiB", meter=meter) as session:
         for batch in batches:
             toys.forward(model, batch).backward()
             model.zero_grad()
-    assert _misses(session) != []
+    assert len(_misses(session)) > 16
 
 
 def _watched(batches):
