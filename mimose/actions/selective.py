@@ -27,7 +27,7 @@ compares sums over the rebuilt storages: of all their words, or of one stripe in
 `_STRIPES`, in turns, if nothing is new in the call. New is a call if, with its recipe,
 its sizes, strides, offsets and operators' arguments were never compared whole, or if
 the layer was not since one of its attributes or arguments changed. If no node shows
-what an operator was given (the fill of a padding, strides of what nobody saved), what
+what an operator was given (the fill of a padding, strides of what is not saved), what
 depends on it is always compared whole. An epsilon, which no node saves either, shows in
 the deviations that the norm has saved: all of these are compared in every call.
 
