@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import r2_score
 
-from benchmarks.proofs.common import Answer, Bar, Options, Row, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Settings
 from mimose.predictors import Series, fit_series
 from mimose.predictors.throughput import MEMORY_TOLERANCE, TOLERANCE
 
@@ -123,7 +123,9 @@ def ask(settings: Settings, _: Options) -> Answer:
     methods = [_method(*pair) for pair in pairs()]
     series = [_series(points) for points in SERIES]
     rows = [{**row, **settings.provenance()} for row in methods + series]
-    table = [{name: row.get(name) for name in _TOLD} for row in rows]
+    table: list[Mapping[str, object]] = [
+        {name: row.get(name) for name in _TOLD} for row in rows
+    ]
     return Answer(rows=rows, table=table, bars=list(_judge(methods, series)))
 
 
@@ -185,11 +187,13 @@ def spread(n_points: int) -> NDArray[np.int64]:
 # ------------------------------------------------------------------ reporting
 
 
-def _name(row: Row) -> str:
+def _name(row: Mapping[str, Any]) -> str:
     return f"{row['model']} {row['method']}, {row['quantity']}"
 
 
-def _judge(methods: Sequence[Row], series: Sequence[Row]) -> Iterator[Bar]:
+def _judge(
+    methods: Sequence[Mapping[str, Any]], series: Sequence[Mapping[str, Any]]
+) -> Iterator[Bar]:
     wrong, otherwise = (
         sum(not row[name] for row in methods)
         for name in ("is_right", "is_right_by_score")

@@ -97,7 +97,7 @@ class LastSteps:
             self.last = next(self._loaded(patterns), None)
 
     def _loaded(self, patterns: dict[Context, Pattern]) -> Iterator[_Named]:
-        for context, pattern in reversed(patterns.items()):
+        for context, pattern in reversed(list(patterns.items())):
             table = self.tables.get(pattern.structure)
             if table is not None and pattern.rows:
                 sizes = pattern.rows[-1].root

@@ -126,7 +126,7 @@ def _marked(
         mark("exit")
         for tensor in tensors_in(output):
             if tensor.requires_grad:
-                tensor.register_hook(lambda _: mark("backward"))
+                tensor.register_hook(lambda _: mark("backward"))  # type: ignore[no-untyped-call]
 
     handles = [optimizer.register_step_pre_hook(lambda *_: mark("end"))]
     for _, layer in find_layers(inside_ddp(model)):
