@@ -235,7 +235,7 @@ def test_rows_that_were_asked_for(tmp_path, caplog, asked, given, found):
 
 def test_a_misspelt_argument_names_the_nearest():
     """Of `fill_budget` itself, and of what it passes on."""
-    for wrong, right in (("lenghts", "lengths"), ("record_too", "record_to")):
+    for wrong, right in (("lengthz", "lengths"), ("record_too", "record_to")):
         with pytest.raises(TypeError, match=f"fill_budget has no .*mean '{right}'"):
             fill_budget(Trainer, "6GiB", **{wrong: None})
 
