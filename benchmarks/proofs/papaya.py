@@ -21,7 +21,7 @@ import itertools
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -123,13 +123,12 @@ def ask(settings: Settings, _: Options) -> Answer:
     methods = [_method(*pair) for pair in pairs()]
     series = [_series(points) for points in SERIES]
     rows = [{**row, **settings.provenance()} for row in methods + series]
-    table: list[Mapping[str, object]] = [
-        {name: row.get(name) for name in _TOLD} for row in rows
-    ]
-    return Answer(rows=rows, table=table, bars=list(_judge(methods, series)))
+    answer = Answer(rows=rows, bars=list(_judge(methods, series)))
+    answer.table = [{name: row.get(name) for name in _TOLD} for row in rows]
+    return answer
 
 
-def _method(plain: Published, mine: Published) -> Mapping[str, Any]:
+def _method(plain: Published, mine: Published) -> Row:
     """Compare a method's best throughput within the memory with plain training's."""
     least, most = (each.memory.inverse(plain.memory_bytes) for each in (plain, mine))
     best = most / mine.seconds.predict(most)
@@ -154,7 +153,7 @@ def _method(plain: Published, mine: Published) -> Mapping[str, Any]:
     }
 
 
-def _series(points: Points) -> Mapping[str, Any]:
+def _series(points: Points) -> Row:
     x, y = points.batches, points.values
     tolerance = MEMORY_TOLERANCE if points.is_memory else TOLERANCE
     chosen = spread(len(x))
