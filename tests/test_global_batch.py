@@ -41,8 +41,8 @@ class _Session:
             end_turn=lambda: None,
             shape=_shape,
         )
-        options = types.SimpleNamespace(warns=False)
-        self._engine = types.SimpleNamespace(ranks=None, options=options)
+        own = types.SimpleNamespace(warns=False)
+        self._engine = types.SimpleNamespace(ranks=None, budget=own)
 
     def _raise_if_detached(self):
         return nn.Identity()

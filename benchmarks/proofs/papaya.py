@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 from sklearn.metrics import r2_score
 
-from benchmarks.proofs.common import Answer, Bar, Options, Settings
+from benchmarks.proofs.common import Answer, Bar, Options, Row, Settings
 from mimose.predictors import Series, fit_series
 from mimose.predictors.throughput import MEMORY_TOLERANCE, TOLERANCE
 
@@ -186,13 +186,11 @@ def spread(n_points: int) -> NDArray[np.int64]:
 # ------------------------------------------------------------------ reporting
 
 
-def _name(row: Mapping[str, Any]) -> str:
+def _name(row: Row) -> str:
     return f"{row['model']} {row['method']}, {row['quantity']}"
 
 
-def _judge(
-    methods: Sequence[Mapping[str, Any]], series: Sequence[Mapping[str, Any]]
-) -> Iterator[Bar]:
+def _judge(methods: Sequence[Row], series: Sequence[Row]) -> Iterator[Bar]:
     wrong, otherwise = (
         sum(not row[name] for row in methods)
         for name in ("is_right", "is_right_by_score")

@@ -86,24 +86,6 @@ def test_freed_memory_that_stays_resident_is_given_back():
     assert 40 * 8192 == sum(float(block.sum()) for block in kept)
 
 
-@on_linux
-def test_a_relaxed_heap_keeps_what_is_freed():
-    """It stays resident, but is not held; it goes back when it is to be measured."""
-    meter = ProcessMeter()
-    before = meter.settled_bytes(0)
-    meter.relax(trims=False)
-    blocks = [torch.ones(MIB // 2) for _ in range(32)]  # 2 MiB each
-    assert abs(meter.live_bytes() - before - 64 * MIB) < SLACK
-    kept = blocks[::8]
-    del blocks
-    assert meter.resident_bytes() - before > 62 * MIB
-    assert abs(meter.live_bytes() - before - 8 * MIB) < SLACK
-    meter.relax(trims=True)
-    assert abs(meter.resident_bytes() - before - 8 * MIB) < SLACK
-    assert abs(meter.settled_bytes(0) - before - 8 * MIB) < SLACK
-    assert 4 * MIB // 2 == sum(float(block.sum()) for block in kept)
-
-
 def _run(code, environment=None):
     """Return what a program prints."""
     done = subprocess.run(
