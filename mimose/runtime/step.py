@@ -624,6 +624,8 @@ class Steps:
         for step in list(self.open):
             self._give_up([step], _DETACHED)
         self._is_finished = True
+        # It knows the model. If that keeps its outputs, their hooks keep this object.
+        vars(self).pop("_learning", None)
 
     def note_peak(self, level_bytes: int) -> None:
         """Record a peak for each open step."""

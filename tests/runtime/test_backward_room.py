@@ -99,7 +99,7 @@ def test_a_forward_without_room_for_its_backward_runs_again(sim):
         late = list(session.records)[-len(LENGTHS) :]
         assert any(record.retries for record in late)
         assert session.summary().steps_over == 0
-        assert sim.memory_stats()["num_ooms"] == 0
+        assert not any("OutOfMemory" in record.reason for record in late)
     del gaps
     assert training.grads == _bare(LENGTHS * 2)
 
