@@ -56,10 +56,6 @@ _WAYS: Mapping[str, str] = {
         "the mask, or pad"
     ),
     "/torch/nested/|NestedTensor": NESTED,
-    "/torch/_inductor/|/torch/_dynamo/": (
-        "a simulated card has no compiler: leave torch.compile out for the rehearsal, "
-        "also of functions that the model calls"
-    ),
 }
 """What a traceback holds, either of them, and what to do then."""
 _OWN = str(Path(__file__).resolve().parents[2])
@@ -99,7 +95,7 @@ def raise_if_foreign(model: nn.Module, optimizer: object | None) -> None:
 def named_in(error: BaseException) -> str:
     """Return advice if an error shows what a simulated device has not; "" if not.
 
-    That is a package with kernels, CUDA graphs, a compiler, or values.
+    That is a package with kernels, CUDA graphs, or values.
     """
     lines = "".join(traceback.format_exception(error))
     for package in _INSTEAD:
