@@ -151,7 +151,6 @@ def test_cards_get_a_line_each(capsys, tmp_path):
         ("on_cuda", r"get_default_device"),
         ("selects", r"index.*line \d+.*mask"),
         ("graphed", r"make_graphed_callables"),
-        ("compiles", r"torch\.compile"),
         ("nested", r"ids .*nested.*pad"),
         ("nothing", r"nothing"),
     ],
