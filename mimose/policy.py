@@ -894,11 +894,11 @@ class Policy:
 
     def _make_ahead(self, step_input: StepInput, memory: Memory) -> None:
         most = memory.headroom_bytes - self.margin.noise_bytes
-        usable = memory.start_bytes + self.margin.largest(most)
+        most = self.margin.largest(most) * self._share_with_room(step_input, memory)
         if why_unknown(self.learner.model, step_input):
             return
         try:
-            made = self.make(step_input, memory, usable)
+            made = self.make(step_input, memory, memory.start_bytes + most)
         except InfeasibleBudgetError:
             return  # its step raises this with its own numbers
         with self._lock:
@@ -1030,7 +1030,8 @@ class Policy:
         return memory.start_bytes + most * self._share_with_room(step_input, memory)
 
     def _share_with_room(self, step_input: StepInput, memory: Memory) -> float:
-        own, share = self._usable.get(step_input[:3], (0.0, 1.0))
+        with self._lock:
+            own, share = self._usable.get(step_input[:3], (0.0, 1.0))
         is_same = abs(memory.headroom_bytes - own) <= _SPARE * own
         return share if is_same else 1.0  # another budget shows it anew
 
@@ -1046,8 +1047,8 @@ class Policy:
         """
         share = self._share_with_room(step_input, memory) - _SPARE
         usable = memory.headroom_bytes, max(_LEAST_USABLE, share)
-        self._usable[step_input[:3]] = usable
         with self._lock:
+            self._usable[step_input[:3]] = usable
             self._cache.pop(step_input[:3], None)
 
     def explain(
@@ -1087,6 +1088,9 @@ class Policy:
         if "margin" in state:  # a rehearsal leaves it to the card
             self.margin.load_state_dict(state["margin"])
         self.windows.load_state_dict(state["windows"])
+        self._n_right = 0
+        with self._lock:
+            self._usable.clear()
         self.learner.distrust_plans()
 
     # ------------------------------------------------------------------ the margin

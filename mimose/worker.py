@@ -47,8 +47,8 @@ HUNG_SECONDS = 60.0
 
 _FAILED = (
     "mimose: the worker thread has failed and is not started again. Training goes on: "
-    "the steps fit predictions themselves, and plans are not made "
-    "ahead. Please report this. %s"
+    "the steps fit predictions themselves, and plans are not made ahead. Please report "
+    "this. %s"
 )
 
 _URGENCY = itemgetter(0)

@@ -250,6 +250,23 @@ def test_an_auxiliary_loss_alone(toys, planner):
         assert all("through the outputs" in record.reason for record in records)
 
 
+def test_a_detach_within_a_forward_that_fails(toys):
+    """The user's error stays what it is."""
+    model = toys.chain(3)
+    session = mimose.attach(model, "1GiB")
+
+    def fail(*_):
+        session.detach()
+        raise ValueError
+
+    hook = model.blocks[1].register_forward_hook(fail)
+    with pytest.raises(ValueError):
+        model(toys.inputs())
+    hook.remove()
+    model(toys.inputs()).backward()
+    assert [] == list(session.records)
+
+
 def test_a_backward_after_detach(toys):
     """Detaching between forward and backward leaves the gradients right."""
     model = toys.chain(3)

@@ -221,7 +221,10 @@ OPERATORS: Mapping[str, Operator] = {
     "MulBackward1": _of_one(torch.mul, "other"),
     "DivBackward1": _of_one(torch.div, "other"),
     "NativeDropoutBackward0": Operator(
-        (Operand(0), Operand(None, "result1")), _native_dropout, _saved("p")
+        (Operand(0), Operand(None, "result1")),
+        _native_dropout,
+        _saved("p"),
+        is_unseen=True,  # whether it trains
     ),
     "DivBackward0": Operator(_TWO, lambda _, a, b: torch.div(a, b)),
     "NegBackward0": _of_one(torch.neg),
@@ -265,7 +268,11 @@ OPERATORS: Mapping[str, Operator] = {
         None, lambda options, *parts: torch.cat(parts, *options), _saved("dim")
     ),
     # ------------------------------------------------------------- norms and sums
-    "MeanBackward1": _of_one(torch.Tensor.mean, "dim", "keepdim"),
+    "MeanBackward1": Operator(
+        _X_ONLY,
+        lambda options, x: x.mean(*options[0], dtype=options[1]),
+        lambda node: (_saved("dim", "keepdim")(node), _dtype(node)),
+    ),
     "SoftmaxBackward0": _of_one(torch.softmax, "dim"),
     "SafeSoftmaxBackward0": _of_one(_aten._safe_softmax, "dim"),
     "NativeLayerNormBackward0": Operator(

@@ -99,7 +99,9 @@ def points_of(actions: Sequence[Action]) -> Points | None:
     return next(found, None)
 
 
-def use_prices(actions: Sequence[Action], prices: Prices, checks: str) -> None:
+def set_prices_and_checks(
+    actions: Sequence[Action], prices: Prices, checks: str
+) -> None:
     """Set how actions weigh what runs again, and what they compare.
 
     Args:

@@ -29,7 +29,8 @@ its sizes, strides, offsets and operators' arguments were never compared whole, 
 the layer was not since one of its attributes or arguments changed. If no node shows
 what an operator was given (the fill of a padding, strides of what is not saved), what
 depends on it is always compared whole. An epsilon, which no node saves either, shows in
-the deviations that the norm has saved: all of these are compared in every call.
+the deviations that the norm has saved, if these are in float32: all of them are
+compared in every call.
 
 So what a stripe can miss is: another rounding of a kernel at equal sizes, and edits
 that autograd does not see and neither attributes nor arguments announce. A hundred
@@ -92,7 +93,6 @@ from mimose.tensors import (
     bits,
     different_bits,
     same_bits,
-    sum_of_words,
     tensors_in,
     version,
     words_of,
@@ -132,6 +132,13 @@ _STRIPE_WORDS = 64
 _LEAST_STRIPED = 2**20
 """A storage of fewer bytes is compared whole: there kernels take longer to start than
 to run."""
+_FOLDS = 127
+"""As many distant parts of a storage are added before their sums are mixed."""
+_SMALL_FACTORS = 2 * 3 * 5 * 7 * 11 * 13
+_SPLIT_MIX = tuple(
+    n - 2**64 for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
+)
+"""The odd factors, as signed numbers."""
 _NOISE_SAMPLE = 256
 """The number of elements that distinguishes dropout's noise from other tensors."""
 
@@ -360,7 +367,9 @@ class Graph:
         """Return an output, saved elsewhere, that can replace a saved operand.
 
         ReLU6's backward only needs to know where its operand was beyond the bounds.
-        There its output is at a bound. In place, ReLU6 saves a copy of its operand.
+        There its output is at a bound. In place, ReLU6 saves a copy of its operand. A
+        bound that a short dtype rounds lies beside the output's, and an output that was
+        edited shows nothing.
         """
         (number, name), *others = storage.slots
         operator = OPERATORS.get(self.kinds[number])
@@ -368,8 +377,14 @@ class Graph:
             return None
         value = Value(number, 0)
         output, operand = self.slot_of.get(value), self.slots[storage.slots[0]]
-        are_alike = output and _lies(self.slots[output]) == _lies(operand)
-        return value if are_alike else None
+        if output is None or _lies(self.slots[output]) != _lies(operand):
+            return None
+        bounds = operator.settings(self.ran.nodes[number])
+        is_short = operand.element_size() < 4
+        if is_short and bounds != torch.tensor(bounds, dtype=operand.dtype).tolist():
+            return None
+        is_in_place = self.ran.value_of(operand) is None
+        return value if version(self.slots[output]) <= is_in_place else None
 
     def _cloned(self, slot: Slot) -> Value | None:
         """Return the operand of which a node that edits it in place saved a copy."""
@@ -767,7 +782,12 @@ class _Program:
             return False
         operator, made = OPERATORS[step.name], Value(step.node, 0)
         is_saved = made in self._graph.slot_of or made in self._roots
-        return operator.is_unseen or (operator.may_lie_otherwise and not is_saved)
+        is_rounded = False
+        if operator.has_witness:
+            witness = self._graph.slots[Slot(step.node, "result2")]
+            is_rounded = witness.element_size() < 4
+        may_lie = operator.may_lie_otherwise and not is_saved
+        return operator.is_unseen or is_rounded or may_lie
 
     def _work(self, needs: Mapping[int, tuple[int, ...]]) -> Work:
         graph, price, made = self._graph, dict[int, Price](), dict[int, int]()
@@ -1281,24 +1301,56 @@ def _instead(place: Place, tensor: torch.Tensor) -> Place:
 
 
 def _sum_of(tensor: torch.Tensor, stripe: int | None) -> torch.Tensor:
-    """Return () the sum of the words of a tensor's storage, or of a stripe of it.
+    """Return () a sum over the words of a tensor's storage, or of a stripe of it.
 
-    It finds changes that no graph shows, such as an edit in place under `no_grad` of a
-    tensor that no node has saved. A change of any single element changes the sum.
+    It depends on their places, and not linearly on them: plain sums are the same after
+    a permutation, and after regular changes that cancel in 64 bits.
+
+    Args:
+        tensor: A plain tensor.
+        stripe: Which one; None for all. Small storages are one stripe.
     """
     n_bytes = tensor.untyped_storage().nbytes()
     whole = tensor.as_strided((n_bytes // tensor.element_size(),), (1,), 0)
-    if stripe is None or n_bytes < _LEAST_STRIPED:
-        return sum_of_words(bits(whole).flatten())
     words, rest = words_of(whole)
-    if stripe == 0:  # with what is left over behind the last one
-        rest = torch.cat((words[len(words) // _STRIPE_WORDS * _STRIPE_WORDS :], rest))
     n_parts = len(words) // _STRIPE_WORDS
-    n_mine = -(-(n_parts - stripe) // _STRIPES)
-    own = words.as_strided(
-        (n_mine, _STRIPE_WORDS), (_STRIPES * _STRIPE_WORDS, 1), stripe * _STRIPE_WORDS
-    )
-    return own.sum() + rest.sum() if stripe == 0 else own.sum()
+    parts = words[: n_parts * _STRIPE_WORDS].view(n_parts, _STRIPE_WORDS)
+    if stripe is not None and n_bytes >= _LEAST_STRIPED:
+        parts = parts[stripe::_STRIPES]
+        if stripe:
+            return _mixed(parts)
+    over = _scrambled(words[n_parts * _STRIPE_WORDS :])
+    return _mixed(parts) + over + _scrambled(rest)  # what is left over behind the last
+
+
+def _mixed(parts: torch.Tensor) -> torch.Tensor:
+    """Return () a sum over words that depends on their places.
+
+    Distant parts are added first, so that it needs little memory. Their distance has no
+    small factor: blocks that change places, a whole number of rows apart, do not meet.
+
+    Args:
+        parts: (n_parts, n_words) The words.
+    """
+    n = max(1, len(parts) // _FOLDS)
+    while math.gcd(n, _SMALL_FACTORS) > 1:
+        n -= 1
+    if n == 1:
+        return _scrambled(parts.flatten())
+    folded = parts[: n * _FOLDS].view(_FOLDS, n, _STRIPE_WORDS).sum(0)
+    return _scrambled(folded.flatten()) + _scrambled(parts[n * _FOLDS :].flatten())
+
+
+def _scrambled(words: torch.Tensor) -> torch.Tensor:
+    """Return () the sum of words, each mixed with its place: SplitMix64's last steps.
+
+    Source: Steele et al., "Fast splittable pseudorandom number generators" (2014).
+    """
+    first, second, third = _SPLIT_MIX
+    mixed = torch.arange(len(words), device=words.device).mul_(first).add_(words)
+    mixed.bitwise_xor_((mixed >> 30) & (2**34 - 1)).mul_(second)
+    mixed.bitwise_xor_((mixed >> 27) & (2**37 - 1)).mul_(third)
+    return mixed.sum()
 
 
 def _sources(recipe: Recipe, ran: Ran) -> dict[int, Any]:

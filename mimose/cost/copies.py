@@ -25,8 +25,6 @@ from mimose.cost.pattern import LayerCall, Pattern
 from mimose.cost.quantity import of_end
 from mimose.types import Measured, SegmentSample, StepInput
 
-# Learning.
-
 
 def copies_held(
     model: CostModel, calls: Sequence[Measured]
@@ -104,9 +102,6 @@ def peak_without_copies(
     if transient is None:
         return None
     return transient + copies_gone(model, calls, actions)
-
-
-# Predicting.
 
 
 def copied_bytes(model: CostModel, call: LayerCall, action: str | None = None) -> float:

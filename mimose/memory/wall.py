@@ -88,7 +88,6 @@ class OptimizerWatch:
             holds: the model's, others of the same shapes, as of a copy, or quite
             others.
 
-
     Attributes:
         n_steps: How many optimizer steps there were, outside of a backward.
     """

@@ -158,6 +158,11 @@ class SessionBudget:
             self._move(*found)
         self.next = found if is_later else None
 
+    def close(self) -> None:
+        """Lift the wall, and release the function that returns budgets."""
+        self.next = None
+        self.limit.close()
+
     def renew(self, is_within_window: Callable[[], bool]) -> None:
         """Set the budget of the window that begins; a function is called once a window.
 

@@ -350,6 +350,7 @@ class Driver:
 
     def _begin(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Step:
         began, steps = time.perf_counter(), self.steps
+        steps.settle()  # a backward that has failed leaves no window
         if self._budget.next is not None:
             self.renew_budget()
         begun = steps.begin()

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import nn
 
-from mimose.actions.registry import menu_of, use_prices
+from mimose.actions.registry import menu_of, set_prices_and_checks
 from mimose.cost.learner import Learner
 from mimose.cost.model import CostModel
 from mimose.cost.prices import prices_of
@@ -73,7 +73,7 @@ class Engine:
         self.worker = Worker(is_inline=not options.refine)
         card, menu = card_name(self.device), menu_of(options.actions)
         prices = prices_of(self.device.type, card, options.byte_flops)
-        use_prices(options.actions, prices, options.checks)
+        set_prices_and_checks(options.actions, prices, options.checks)
         kinds = kinds_of(options.predictor, meter.noise_bytes)
         self.learner = Learner(CostModel(kinds, menu, prices=prices), self.worker)
         self.policy = policy = Policy(
@@ -134,7 +134,7 @@ class Engine:
             if "driver" in vars(self):
                 self.steps.finish()
                 self.unplanned.finish()
-                self.limit.close()
+                self.budget.close()
                 self.meter.release()
                 self.worker.catch_up()
         finally:

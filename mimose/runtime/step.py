@@ -428,22 +428,26 @@ class Steps:
 
     # ------------------------------------------------------------------ forwards
 
-    def begin(self) -> Begun:
-        """Begin a forward: close the steps that get no backward any more.
+    def settle(self) -> None:
+        """Close the steps that get no backward any more.
 
-        If user code runs the forward inside a backward, steps whose backward has begun
-        stay open.
+        If user code runs the next forward inside a backward, steps whose backward has
+        begun stay open.
+        """
+        if self._findings.deferred:  # of a step without a backward
+            self._findings.read_deferred()
+        if self.open:
+            self._settle(is_inside=is_in_backward())
+
+    def begin(self) -> Begun:
+        """Begin a forward, once the others are settled.
 
         Returns:
             What the window says that the forward joins or begins.
         """
         self._wall_of = None
-        is_inside = current_graph_task() != NO_GRAPH_TASK
+        is_inside = is_in_backward()
         self.is_shared = is_inside or self.n_begun < self._shared_until
-        if self._findings.deferred:  # of a step without a backward
-            self._findings.read_deferred()
-        if self.open:
-            self._settle(is_inside=is_inside)
         window = None if is_inside else self._window
         if window is None:
             memory, peaks = self._budget.window_begins()
@@ -604,6 +608,8 @@ class Steps:
 
     def abort(self, step: Step, error: BaseException) -> None:
         """Close a step whose forward has failed for good."""
+        if self._is_finished:  # detached inside this forward
+            return
         reason = f"forward raised {type(error).__name__}"
         if step.forward.part:
             step.window.spoil(reason)
@@ -614,6 +620,8 @@ class Steps:
 
     def abandon(self) -> None:
         """Begin a new window with the next forward, because the last step failed."""
+        if self._is_finished:
+            return
         self._settle(is_inside=False)
         self._window = None
 

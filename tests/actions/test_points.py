@@ -70,7 +70,7 @@ def test_bytes_are_known_before_an_action_ran(toys, meter):
         assert told.held_bytes[:, 0].sum() - n_bytes == pytest.approx(freed, rel=0.05)
 
 
-SETTINGS = {"fill": 0.0, "epsilon": 1e-5}
+SETTINGS = {"fill": 0.0, "epsilon": 1e-5, "training": True}
 """What layers read that nothing shows."""
 
 
@@ -119,6 +119,17 @@ class Normed(Two):
         return self.b(functional.gelu(h))
 
 
+class Dropped(Two):
+    """No node saves whether a dropout trains: here one row is above zero."""
+
+    def forward(self, x):
+        """Map (rows, 64) to the same."""
+        torch.manual_seed(1)
+        h = functional.relu(0.5 - self.a(x).abs())
+        h, _ = torch.native_dropout(h, 0.5, SETTINGS["training"])
+        return self.b(functional.gelu(h * 2.0))
+
+
 class One(nn.Module):
     """One layer behind something that has a graph."""
 
@@ -151,10 +162,13 @@ def _always(model):
     return mimose.attach(model, "1TiB", **how, layers=["layer"])
 
 
-@pytest.mark.parametrize("what", ["attribute", "argument", "fill", "epsilon"])
+@pytest.mark.parametrize(
+    "what", ["attribute", "argument", "fill", "epsilon", "training"]
+)
 def test_what_changes_unseen_is_an_error_at_once(toys, monkeypatch, what):
     """In one row, which is outside of the stripe whose turn it is."""
-    model = One({"fill": Filled, "epsilon": Normed}.get(what, Hidden)())
+    kinds = {"fill": Filled, "epsilon": Normed, "training": Dropped}
+    model = One(kinds.get(what, Hidden)())
     x, args = toys.inputs(N_ROWS, width=64) * 1e4, ()
     x[2] *= 1e-8
     with _always(model) as session:
@@ -166,7 +180,8 @@ def test_what_changes_unseen_is_an_error_at_once(toys, monkeypatch, what):
         elif what == "argument":
             args = (1024,)
         else:
-            monkeypatch.setitem(SETTINGS, what, 1.1e-5)
+            other = {"fill": 1.0, "epsilon": 1.1e-5, "training": False}[what]
+            monkeypatch.setitem(SETTINGS, what, other)
         with pytest.raises(mimose.RecomputationError, match="something else"):
             model(x, *args).backward()
 
@@ -196,13 +211,21 @@ def test_calls_in_which_nothing_is_new_compare_a_stripe(toys, monkeypatch):
         torch.set_num_threads(torch.get_num_threads() - 1)
 
 
-def test_stripes_have_every_word(toys):
-    """Together their sums are the whole storage's."""
+def test_stripes_have_every_word():
+    """A change shows in one stripe and in the whole; so do changes that cancel."""
     for n in (2**18, 2**18 + 40_001):
         tensor = torch.randn(n)
-        parts = [selective._sum_of(tensor, at) for at in range(17)]
-        assert sum(parts) == selective._sum_of(tensor, None)
-        assert len({*map(int, parts)}) == 17
+        stripes = [None, *range(17)]
+        before = [selective._sum_of(tensor, at) for at in stripes]
+        for place in (0, 1, n // 2, n - 40_000, n - 2, n - 1):
+            other = tensor.clone()
+            other[place] += 1.0
+            after = [selective._sum_of(other, at) for at in stripes]
+            differ = [one != two for one, two in zip(before, after, strict=True)]
+            assert differ[0]
+            assert sum(differ) == 2
+        for other in (-tensor, tensor.roll(1), tensor.roll(n // 2)):
+            assert before[0] != selective._sum_of(other, None)
 
 
 def test_a_price_follows_the_card_and_the_precision(sim, toys):

@@ -69,6 +69,22 @@ class InPlace(_Two):
         return self.b(functional.relu_(h)) + h
 
 
+class Bounded(_Two):
+    """A bound that half precision rounds, so that what is beyond it does not show it.
+
+    The bounded values are edited where autograd does not see it, too.
+    """
+
+    def __init__(self):
+        super().__init__()
+        self.half().requires_grad_()
+
+    def forward(self, x):
+        """Map (rows, width) to the same."""
+        h = functional.hardtanh(self.a(x.half()), -0.1, 0.1)
+        return self.b(functional.hardtanh_(h, -0.05, 0.05)).to(x.dtype)
+
+
 class Gathered(_Two):
     """Rows picked by index, as experts do."""
 
@@ -134,7 +150,7 @@ class Masked(_Two):
         return self.b(functional.gelu(h))
 
 
-KINDS = (Activation, Norm, Shifted, InPlace, Gathered, Modulated)
+KINDS = (Activation, Norm, Shifted, InPlace, Bounded, Gathered, Modulated)
 
 
 class Row(nn.Module):

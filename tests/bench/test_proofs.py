@@ -100,7 +100,8 @@ _SMALLEST = {
     "plangap": {"problems": 6},
     "faults": {"faults": 12, "resume": False},
 }
-_OF_TIME_AND_SIZE = (*("ms of CPU", "margin at", "error p99", "planned, of"),)
+_OF_TIME_AND_SIZE = ("ms of CPU", "margin at", "p99", "planned, of")
+"""Two pairs have no percentile, and what is learned by then depends on the thread."""
 
 
 @pytest.mark.sim

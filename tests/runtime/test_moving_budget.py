@@ -76,6 +76,26 @@ def test_one_that_is_set_within_a_window_holds_from_the_next(toys, meter, where)
     assert [2, 2, 1] == budgets
 
 
+def test_one_that_is_set_behind_a_backward_that_failed_holds_from_the_next(toys, meter):
+    """Nothing waits for the end of a window that has none."""
+
+    def fail(*_):
+        raise ValueError
+
+    model = toys.chain(3)
+    with mimose.attach(model, 2 * GIB, meter=meter) as session:
+        hook = model.blocks[1].register_full_backward_hook(fail)
+        loss = model(toys.inputs())
+        with pytest.raises(ValueError):
+            loss.backward()
+        hook.remove()
+        model.zero_grad()
+        session.budget = GIB
+        model(toys.inputs()).backward()  # while the loss with its graph is held
+    budgets = [record.budget_bytes // GIB for record in session.records]
+    assert [2, 1] == budgets
+
+
 def test_less_than_what_is_held_is_refused(toys, meter):
     """With the numbers; the budget stays, whether it was set or asked for."""
     model, answers = toys.chain(3), [1000, "3GiB", "forty", "2GiB"]
