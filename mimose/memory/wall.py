@@ -31,7 +31,8 @@ is not reserved. That must be its growth, in whole blocks of its largest tensor,
 at least: what it frees meanwhile may lie in pieces that fit none, and a smaller request
 may split the place of one. (Of 203 backwards of T5-large and Llama-8B near the wall 37
 needed more than 1.1 bytes for each byte of growth, up to 1.22. Such blocks were enough
-for all, to 1%. Expandable segments need no whole blocks.) Cached segments in which
+for all, to 1%. Expandable segments need no whole blocks, and no more than the growth:
+with 1.1 bytes for each 3.2% of two products' forwards ran again, in vain.) Cached segments in which
 nothing is in use can be freed. They are, if less is there, and less than twice that
 with them. If that is not enough, these blocks are taken at once, also from gaps, and
 freed again. If they cannot be had, the forward runs again: first under the same plan in
@@ -196,7 +197,8 @@ _EXPANDABLE_RATIO, _WORTH_SAYING = 1.02, 1.1
 """What the allowance becomes with them, and from which one on a message says so."""
 _AMPLE, _ENOUGH = 2.0, 1.1
 """Free bytes for each byte that a backward needs, if cached segments are counted, and
-for each by which it grows. The allocator rounds requests up."""
+for each by which it grows, but for expandable segments. The allocator rounds requests
+up."""
 
 
 class MemoryLimit:
@@ -479,8 +481,9 @@ class ReservedMemoryLimit(MemoryLimit):
     def has_room(self, level_bytes: float, block_bytes: int, *, tries: bool) -> bool:
         """Return whether the backward has room: Note: [Room for the backward]."""
         usage, most = self._usage, min(self._wall_bytes, self._limit.bytes)
-        asked = _ENOUGH * max(0.0, level_bytes - usage.requested_bytes)
-        has_blocks = block_bytes > 0 and not self._granule  # expandable ones join
+        asked = max(0.0, level_bytes - usage.requested_bytes)
+        asked *= 1.0 if self._granule else _ENOUGH  # expandable segments join
+        has_blocks = block_bytes > 0 and not self._granule
         if has_blocks:
             asked = max(2.0, math.ceil(asked / block_bytes)) * block_bytes
         needed = asked + self._segment_bytes / 4.0
