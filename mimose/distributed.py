@@ -49,7 +49,7 @@ from mimose.exceptions import (
     OtherRankError,
     first_line,
 )
-from mimose.inputs.sharding import communicates, is_sharded
+from mimose.model.sharding import communicates, is_sharded
 from mimose.planners import Menu
 from mimose.policy import Decision, Policy, without_plan
 from mimose.records import AgreementUse

@@ -37,20 +37,20 @@ from mimose.exceptions import (
     StateMismatchError,
 )
 from mimose.forecast import Forecast, Forecasts
-from mimose.inputs.compiled import raise_if_compiled
 from mimose.inputs.describe import SizeTable
-from mimose.inputs.kv_cache import without_caches
-from mimose.inputs.layers import LayersSpec, find_layers, raise_if_checkpointed
-from mimose.inputs.patch import Patch, owner_of, raise_if_attached
-from mimose.inputs.placement import only_device
-from mimose.inputs.sharding import (
+from mimose.memory.meters import Meter
+from mimose.micro_batches import Batch, Lengths, Loss, Splitter
+from mimose.model.compiled import raise_if_compiled
+from mimose.model.kv_cache import without_caches
+from mimose.model.layers import LayersSpec, find_layers, raise_if_checkpointed
+from mimose.model.patch import Patch, owner_of, raise_if_attached
+from mimose.model.placement import only_device
+from mimose.model.sharding import (
     inside_ddp,
     parallel_shares,
     raise_if_unplannable,
     sharding,
 )
-from mimose.memory.meters import Meter
-from mimose.micro_batches import Batch, Lengths, Loss, Splitter
 from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
 from mimose.predictors import Estimator, check_estimator
 from mimose.records import Summary

@@ -43,9 +43,9 @@ from mimose.exactness.side_effects import (
     is_opaque,
 )
 from mimose.exceptions import MimoseError, first_line
-from mimose.inputs.compiled import SCRIPTED, code_in_graph
-from mimose.inputs.patch import hidden
 from mimose.memory.out_of_memory import is_out_of_memory
+from mimose.model.compiled import SCRIPTED, code_in_graph
+from mimose.model.patch import hidden
 from mimose.planners.actions import RECOMPUTE
 from mimose.torch_private import (
     NO_GRAPH_TASK,

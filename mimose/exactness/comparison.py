@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import torch
 
 from mimose.exactness.layer import Layer
-from mimose.inputs.compiled import SCRIPTED, code_in_graph
+from mimose.model.compiled import SCRIPTED, code_in_graph
 from mimose.tensors import is_plain, tensors_in, words_of
 from mimose.torch_private import next_sequence_number
 from mimose.types import OnRecompute

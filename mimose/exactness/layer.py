@@ -19,7 +19,7 @@ from mimose.exactness.side_effects import (
     tensor_slots,
 )
 from mimose.exceptions import ChangedWeightsError, LateChangeError, RecomputationError
-from mimose.inputs.compiled import SCRIPTED, code_inside
+from mimose.model.compiled import SCRIPTED, code_inside
 from mimose.tensors import nodes_of
 from mimose.torch_private import forward_hooks_of, is_of_own_function, version_of
 

@@ -23,9 +23,9 @@ from cachetools import LRUCache
 from torch import nn
 
 from mimose.exceptions import MimoseError
-from mimose.inputs.compiled import unwrapped
-from mimose.inputs.layers import raise_if_checkpointed
-from mimose.inputs.sharding import groups_in, own_parameters
+from mimose.model.compiled import unwrapped
+from mimose.model.layers import raise_if_checkpointed
+from mimose.model.sharding import groups_in, own_parameters
 from mimose.tensors import local_bytes
 from mimose.torch_private import (
     buffers_of,

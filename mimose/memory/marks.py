@@ -35,9 +35,9 @@ from torch.utils.flop_counter import flop_registry
 from mimose.cost.prices import HALF, SINGLE, TF32
 from mimose.exactness.side_effects import tensor_slots
 from mimose.inputs.describe import autocast_keeps_copies
-from mimose.inputs.patch import hidden
 from mimose.memory.meters import Meter
 from mimose.memory.out_of_memory import is_out_of_memory
+from mimose.model.patch import hidden
 from mimose.planners import Menu
 from mimose.planners.actions import KEEP, RECOMPUTE
 from mimose.tensors import nodes_of, storages_in, tensors_in

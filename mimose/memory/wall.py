@@ -32,15 +32,15 @@ at least: what it frees meanwhile may lie in pieces that fit none, and a smaller
 may split the place of one. (Of 203 backwards of T5-large and Llama-8B near the wall 37
 needed more than 1.1 bytes for each byte of growth, up to 1.22. Such blocks were enough
 for all, to 1%. Expandable segments need no whole blocks, and no more than the growth:
-with 1.1 bytes for each 3.2% of two products' forwards ran again, in vain.) Cached segments in which
-nothing is in use can be freed. They are, if less is there, and less than twice that
-with them. If that is not enough, these blocks are taken at once, also from gaps, and
-freed again. If they cannot be had, the forward runs again: first under the same plan in
-the clean pool, then with everything recomputed, if the plan keeps something. If neither
-can help, or the forward cannot run again (it has edited its input, or other ranks
-wait), the backward may pass the budget by the grace. None of 15 runs of 120 steps with
-large blocks ends in a backward, and 1.2% of the forwards run again (`benchmarks.proofs
-backward --seeds 1 --steps 120`).
+with 1.1 bytes for each 3.2% of two products' forwards ran again, in vain.) Cached
+segments in which nothing is in use can be freed. They are, if less is there, and less
+than twice that with them. If that is not enough, these blocks are taken at once, also
+from gaps, and freed again. If they cannot be had, the forward runs again: first under
+the same plan in the clean pool, then with everything recomputed, if the plan keeps
+something. If neither can help, or the forward cannot run again (it has edited its
+input, or other ranks wait), the backward may pass the budget by the grace. None of 15
+runs of 120 steps with large blocks ends in a backward, and 1.2% of the forwards run
+again (`benchmarks.proofs backward --seeds 1 --steps 120`).
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ from torch.utils.hooks import RemovableHandle
 
 from mimose.budget import format_bytes
 from mimose.cost.problem import Memory
-from mimose.inputs.placement import only_device
-from mimose.inputs.sharding import own_parameters
 from mimose.memory.meters import AllocatorMeter, Meter, Usage
+from mimose.model.placement import only_device
+from mimose.model.sharding import own_parameters
 from mimose.predictors import FragmentationAllowance, LearnedLimit
 from mimose.records import Peaks
 from mimose.tensors import storages_in

@@ -24,10 +24,10 @@ from mimose.budget import (
 )
 from mimose.cost.problem import Memory
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.inputs.placement import only_device
-from mimose.inputs.sharding import own_parameters
 from mimose.memory.meters import Meter
 from mimose.memory.wall import MemoryLimit, OptimizerWatch
+from mimose.model.placement import only_device
+from mimose.model.sharding import own_parameters
 from mimose.policy import Decision, LeastPeaks, StepOutcome
 from mimose.records import Peaks
 from mimose.runtime.options import Options

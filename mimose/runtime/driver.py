@@ -15,8 +15,8 @@ from mimose.exactness.rollback import Rollback
 from mimose.exactness.side_effects import Given
 from mimose.exceptions import MimoseError
 from mimose.inputs.describe import Describer, SizeTable
-from mimose.inputs.patch import hidden, is_traced
-from mimose.inputs.sharding import after_hooks, is_sharded
+from mimose.model.patch import hidden, is_traced
+from mimose.model.sharding import after_hooks, is_sharded
 from mimose.policy import BASELINE, Decision, Policy, without_plan
 from mimose.runtime.budget import SessionBudget
 from mimose.runtime.last_steps import LastSteps

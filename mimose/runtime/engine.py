@@ -17,10 +17,10 @@ from mimose.exactness.layer import Layer
 from mimose.exactness.rollback import Rollback
 from mimose.exactness.side_effects import settle_flags
 from mimose.inputs.describe import Describer
-from mimose.inputs.patch import Patches
-from mimose.inputs.placement import only_device
 from mimose.memory.meters import make_meter
 from mimose.memory.wall import OptimizerWatch, make_memory_limit
+from mimose.model.patch import Patches
+from mimose.model.placement import only_device
 from mimose.policy import Policy
 from mimose.records import Records
 from mimose.runtime.budget import SessionBudget, read_budget

@@ -26,9 +26,9 @@ from mimose.inputs.describe import (
     digest,
     fast_key,
 )
-from mimose.inputs.patch import Patch, hidden, is_traced
-from mimose.inputs.placement import only_device
 from mimose.memory.marks import Trace
+from mimose.model.patch import Patch, hidden, is_traced
+from mimose.model.placement import only_device
 from mimose.predictors import LeastSquares
 from mimose.runtime.gauges import Gauges
 from mimose.runtime.step import Step, is_in_backward

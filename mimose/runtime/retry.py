@@ -28,8 +28,8 @@ from mimose.exceptions import (
     NotRecomputableError,
     RecomputationError,
 )
-from mimose.inputs.placement import only_device
 from mimose.memory.out_of_memory import asked_bytes, is_out_of_memory
+from mimose.model.placement import only_device
 from mimose.policy import Policy
 from mimose.runtime.budget import SessionBudget
 from mimose.runtime.layer_calls import LayerCalls
