@@ -26,11 +26,11 @@ from mimose.inputs.describe import (
     digest,
     fast_key,
 )
-from mimose.memory.marks import Trace
+from mimose.measure.gauges import Gauges
+from mimose.measure.trace import Trace
 from mimose.model.patch import Patch, hidden, is_traced
 from mimose.model.placement import only_device
 from mimose.predictors import LeastSquares
-from mimose.runtime.gauges import Gauges
 from mimose.runtime.step import Step, is_in_backward
 from mimose.runtime.unplanned import OUTSIDE, Unplanned
 from mimose.torch_private import (

@@ -37,7 +37,8 @@ import torch
 from mimose.cost.measured import MeasuredStep
 from mimose.cost.problem import Memory
 from mimose.exactness.findings import Findings
-from mimose.memory.marks import Trace, analyse
+from mimose.measure.samples import analyse
+from mimose.measure.trace import Trace
 from mimose.memory.meters import Meter
 from mimose.policy import (
     LATELY,
