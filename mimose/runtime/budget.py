@@ -25,11 +25,12 @@ from mimose.budget import (
 from mimose.cost.problem import Memory
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.memory.meters import Meter
-from mimose.memory.wall import MemoryLimit, OptimizerWatch
+from mimose.memory.wall import MemoryLimit
 from mimose.model.placement import only_device
 from mimose.model.sharding import own_parameters
 from mimose.policy import Decision, LeastPeaks, StepOutcome
 from mimose.records import Peaks
+from mimose.runtime.optimizers import OptimizerWatch
 from mimose.runtime.options import Options
 from mimose.tensors import local_bytes
 from mimose.types import StepInput

@@ -18,7 +18,7 @@ from mimose.exactness.rollback import Rollback
 from mimose.exactness.side_effects import settle_flags
 from mimose.inputs.describe import Describer
 from mimose.memory.meters import make_meter
-from mimose.memory.wall import OptimizerWatch, make_memory_limit
+from mimose.memory.wall import make_memory_limit
 from mimose.model.patch import Patches
 from mimose.model.placement import only_device
 from mimose.policy import Policy
@@ -29,6 +29,7 @@ from mimose.runtime.last_steps import LastSteps
 from mimose.runtime.layer_calls import LayerCalls
 from mimose.runtime.learning import Learning
 from mimose.runtime.loss_choice import LossChoice
+from mimose.runtime.optimizers import OptimizerWatch
 from mimose.runtime.options import Options
 from mimose.runtime.retry import Retry
 from mimose.runtime.seconds import StepSeconds
