@@ -51,7 +51,8 @@ from mimose.exceptions import (
 )
 from mimose.model.sharding import communicates, is_sharded
 from mimose.planners import Menu
-from mimose.policy import Decision, Policy, without_plan
+from mimose.policy.decision import Decision, without_plan
+from mimose.policy.policy import Policy
 from mimose.records import AgreementUse
 from mimose.torch_private import group_timeout
 from mimose.types import StepInput

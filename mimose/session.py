@@ -311,10 +311,10 @@ class Session:
         with nullcontext() if ranks is None else ranks.sharing_errors():
             self._engine = engine = Engine(model, options, found, ranks)
         self.records = engine.records
-        last, budget, policy = engine.last_steps, engine.budget, engine.policy
+        last, budget, plans = engine.last_steps, engine.budget, engine.plans
         steps, describer, seconds = engine.steps, engine.describer, engine.seconds
         self._forecasts = Forecasts(
-            last, policy, budget, seconds, engine.losses, steps, describer
+            last, plans, budget, seconds, engine.losses, steps, describer
         )
         self._splitter = Splitter(
             self._forecasts, last, budget, engine.driver, self.records, ranks
@@ -759,7 +759,7 @@ class Session:
             layers=self._n_layers,
             cache_hits=self._engine.policy.n_hits,
             cache_misses=self._engine.policy.n_misses,
-            margin=self._engine.policy.margin.share,
+            margin=self._engine.plans.margin.share,
             kept_units=dict(self._engine.findings.kept),
             **self._engine.limit.summary(),
             **self._pace(),
@@ -790,7 +790,7 @@ class Session:
             TypeError: `shape` is not a mapping.
         """
         step_input, table, memory = self._asked(shape)
-        problem, plan, why = self._engine.policy.explain(step_input, memory)
+        problem, plan, why = self._engine.plans.explain(step_input, memory)
         model, seconds = self._engine.learner.model, self._engine.seconds
         rates = seconds.rates(step_input.context)
         work = step_work(model, step_input, plan.actions)

@@ -68,7 +68,7 @@ DEFAULTS = {"device": SIM}
 WIDTH = 16
 _STEPS, _ROWS, _LAYERS = 4, (1024, 2048, 3072, 4096), 6
 _LIBRARY = f"{Path(mimose.__file__).parent}/"
-_AHEAD = tuple(f"{_LIBRARY}{name}" for name in ("policy.py", "planners", "cost"))
+_AHEAD = tuple(f"{_LIBRARY}{name}" for name in ("policy", "planners", "cost"))
 """What runs as a plan is made before its batch comes."""
 _LINES = {"attach": 9000, "watch": 1500, "forward": 4000, "backward": 1500}
 _LINES |= {"optimizer": 150, "detach": 400}

@@ -17,7 +17,8 @@ from mimose.exceptions import MimoseError
 from mimose.inputs.describe import Describer, SizeTable
 from mimose.model.patch import hidden, is_traced
 from mimose.model.sharding import after_hooks, is_sharded
-from mimose.policy import BASELINE, Decision, Policy, without_plan
+from mimose.policy.decision import BASELINE, Decision, without_plan
+from mimose.policy.policy import Policy
 from mimose.runtime.budget import SessionBudget
 from mimose.runtime.last_steps import LastSteps
 from mimose.runtime.layer_calls import LayerCalls

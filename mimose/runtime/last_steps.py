@@ -9,7 +9,7 @@ from mimose.arguments import check_shape
 from mimose.cost.pattern import Pattern
 from mimose.exceptions import MimoseError
 from mimose.inputs.describe import SizeTable
-from mimose.policy import Windows
+from mimose.policy.windows import Windows
 from mimose.types import Context, StepInput
 
 _Named: TypeAlias = tuple[StepInput, SizeTable]

@@ -12,7 +12,8 @@ from mimose.inputs.describe import Describer
 from mimose.measure.gauges import Gauges
 from mimose.measure.samples import without_readings
 from mimose.planners import Menu
-from mimose.policy import Policy, StepOutcome
+from mimose.policy.decision import StepOutcome
+from mimose.policy.policy import Policy
 from mimose.records import Records, StepRecord
 from mimose.runtime.budget import SessionBudget
 from mimose.runtime.seconds import Mark, StepSeconds

@@ -3,8 +3,8 @@
 By rows a loss takes a third of the memory, but computes each log-softmax twice: 6% of a
 step of Llama-1B. So it goes by rows only if the logits, in float32, are larger than a
 share of the budget, and the step does not fit with a plain loss and nothing recomputed
-(`mimose.policy.Policy.prefers_plain_loss`). The size of the logits is known before the
-forward, because each label has one row.
+(`mimose.policy.plans.Plans.prefers_plain_loss`). The size of the logits is known before
+the forward, because each label has one row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch import nn
 
 from mimose.cost.problem import Memory
 from mimose.loss_by_rows import LEAST_BYTES, late
-from mimose.policy import Policy
+from mimose.policy.plans import Plans
 from mimose.types import BY_ROWS, StepInput
 
 _LARGE = 1 / 32
@@ -125,15 +125,15 @@ class LossChoice:
     """Chooses whether a step's losses go by rows.
 
     Args:
-        policy: Knows which steps fit with a plain loss.
+        plans: Knows which steps fit with a plain loss.
 
     Attributes:
         losses: The model's losses that can go by rows; none in a baseline.
         is_by_rows: Whether those of the running step do.
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy = policy
+    def __init__(self, plans: Plans) -> None:
+        self._plans = plans
         self.losses: tuple[LossByRows, ...] = ()
         self.is_by_rows = False
 
@@ -199,7 +199,7 @@ class LossChoice:
         if not large:
             return [plain.context]
         by_rows = plain._replace(context=plain.context + BY_ROWS)
-        prefers = self._policy.prefers_plain_loss
+        prefers = self._plans.prefers_plain_loss
         is_plain = may_be_plain and prefers(plain, by_rows, large, memory)
         own, other = (plain, by_rows) if is_plain else (by_rows, plain)
         return [own.context, other.context]

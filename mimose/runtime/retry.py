@@ -30,7 +30,7 @@ from mimose.exceptions import (
 )
 from mimose.memory.out_of_memory import asked_bytes, is_out_of_memory
 from mimose.model.placement import only_device
-from mimose.policy import Policy
+from mimose.policy.plans import Plans
 from mimose.runtime.budget import SessionBudget
 from mimose.runtime.layer_calls import LayerCalls
 from mimose.runtime.loss_choice import LossChoice
@@ -72,7 +72,7 @@ class Retry:
         calls: Runs the layers.
         rollback: Restores what a forward has changed.
         budget: The session's budget.
-        policy: Its plans are not trusted after a failure.
+        plans: Not trusted after a failure.
         losses: Chooses how losses are computed.
     """
 
@@ -82,12 +82,12 @@ class Retry:
         calls: LayerCalls,
         rollback: Rollback,
         budget: SessionBudget,
-        policy: Policy,
+        plans: Plans,
         losses: LossChoice,
     ) -> None:
         self._model, self._calls, self._rollback = model, calls, rollback
         self._budget, self._limit = budget, budget.limit
-        self._policy, self._losses = policy, losses
+        self._plans, self._losses = plans, losses
         self._device = only_device(model)
         self._n_in_vain = self._n_to_wait = 0
         """Forwards that ran again in vain since the last one that found room, and how
@@ -111,7 +111,7 @@ class Retry:
         limit, decision = self._limit, step.decision
         if not self._budget.is_enforced(decision):
             return
-        allowed = self._policy.margin.allowed
+        allowed = self._plans.margin.allowed
         level = step.backward_bytes(peak_bytes, held_bytes, allowed)
         if level is None:
             return
@@ -133,9 +133,9 @@ class Retry:
         helps = is_gaps or self._keeps(step)
         if not is_gaps and decision.rebuilds and step.window.plan is not None:
             planned, memory = step.window.plan[0], step.window.memory
-            self._policy.lacked_room(planned, memory)
+            self._plans.lacked_room(planned, memory)
             # Recomputing everything may need more.
-            peaks, start = self._policy.least_peaks, memory.start_bytes
+            peaks, start = self._budget.least_peaks, memory.start_bytes
             helps = (
                 helps and peaks.bound(planned, start, math.inf) <= limit.budget_bytes
             )
@@ -149,7 +149,7 @@ class Retry:
 
     def _keeps(self, step: Step) -> bool:
         """Whether a plan does less than to recompute every layer that can run again."""
-        chosen, least = step.decision.chosen, self._policy.learner.model.menu.least
+        chosen, least = step.decision.chosen, self._plans.learner.model.menu.least
         if chosen is None:
             return False
         return any(
@@ -206,7 +206,7 @@ class Retry:
             if changes_plan
             else "with all cached blocks freed",
         )
-        self._policy.learner.distrust_plans()
+        self._plans.learner.distrust_plans()
         step.run_again(
             f"run again after {type(error).__name__} in forward",
             changes_plan=changes_plan,
@@ -272,7 +272,7 @@ class Retry:
         if self._device.type != "cpu":
             torch.accelerator.empty_cache()
         if is_failed:
-            self._policy.learner.distrust_plans()
+            self._plans.learner.distrust_plans()
 
     def refused(self, step: Step, error: BaseException) -> BaseException:
         """Return the error to raise; if no plan keeps the budget, the one saying so."""

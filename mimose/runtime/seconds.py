@@ -33,11 +33,10 @@ from numpy.typing import NDArray
 
 from mimose.cost.learner import Learner
 from mimose.cost.problem import step_work
-from mimose.policy import without_rows
 from mimose.predictors import fit_rates
 from mimose.records import FEWER_SHAPES, MUCH, FirstTimes
 from mimose.runtime.optimizers import OptimizerKind
-from mimose.types import MOST_CONTEXTS, Context, StepInput
+from mimose.types import MOST_CONTEXTS, Context, StepInput, without_rows
 
 _log = logging.getLogger(__name__)
 

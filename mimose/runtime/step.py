@@ -40,16 +40,8 @@ from mimose.exactness.findings import Findings
 from mimose.measure.samples import analyse
 from mimose.measure.trace import Trace
 from mimose.memory.meters import Meter
-from mimose.policy import (
-    LATELY,
-    OTHER_SIZES,
-    OTHERS,
-    SEVERAL_BACKWARDS,
-    Decision,
-    Ending,
-    StepOutcome,
-    joined,
-)
+from mimose.policy.decision import Decision, Ending, StepOutcome
+from mimose.policy.windows import LATELY, OTHER_SIZES, OTHERS, SEVERAL_BACKWARDS, joined
 from mimose.records import Peaks, StepRecord
 from mimose.runtime.budget import SessionBudget
 from mimose.runtime.learning import Learning

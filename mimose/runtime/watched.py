@@ -14,7 +14,8 @@ from torch.utils.data import DataLoader
 from mimose.cost.problem import Memory
 from mimose.exceptions import MimoseError
 from mimose.inputs.describe import SizeTable
-from mimose.policy import Policy
+from mimose.policy.plans import Plans
+from mimose.policy.policy import Policy
 from mimose.runtime.budget import SessionBudget
 from mimose.tensors import tensors_in
 from mimose.types import MOST_CONTEXTS, Sizes, StepInput
@@ -162,7 +163,7 @@ class ShapesToCome:
     """Checks the largest expected shapes as soon as their predictions are trusted.
 
     Args:
-        policy: Predicts.
+        plans: Predicts.
         budget: Raises if no plan keeps a shape within it.
 
     Attributes:
@@ -171,8 +172,8 @@ class ShapesToCome:
         least_peak_bytes: That peak under the safest plan; None if not known yet.
     """
 
-    def __init__(self, policy: Policy, budget: SessionBudget) -> None:
-        self._policy = policy
+    def __init__(self, plans: Plans, budget: SessionBudget) -> None:
+        self._plans = plans
         self._budget = budget
         self.unknown: list[Mapping[str, int]] = []
         self._as_of = -1
@@ -210,7 +211,7 @@ class ShapesToCome:
         Raises:
             InfeasibleBudgetError: One cannot.
         """
-        n_steps = self._policy.learner.model.n_steps
+        n_steps = self._plans.learner.model.n_steps
         if not self.unknown or n_steps in (0, self._as_of):
             return
         self._as_of = n_steps
@@ -223,7 +224,7 @@ class ShapesToCome:
                 )
                 self.unknown, self.largest = [], None
                 return
-            peak = self._policy.least_peak_bytes(
+            peak = self._plans.least_peak_bytes(
                 step_input._replace(sizes=sizes), memory
             )
             if peak is not None:
