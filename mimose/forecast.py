@@ -23,11 +23,11 @@ from mimose.budget import format_bytes
 from mimose.cost.problem import Memory, extrapolation_ratio, step_work, why_unknown
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.inputs.describe import Describer, SizeTable
+from mimose.loss_by_rows import LossChoice
 from mimose.planners import Plan
 from mimose.policy.plans import CachedPlan, Plans
 from mimose.runtime.budget import SessionBudget
 from mimose.runtime.last_steps import LastSteps
-from mimose.runtime.loss_choice import LossChoice
 from mimose.runtime.seconds import StepSeconds
 from mimose.runtime.step import Steps
 from mimose.types import BY_ROWS, StepInput

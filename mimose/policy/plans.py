@@ -34,9 +34,6 @@ _SPARE = 0.01
 """The share of a step's headroom that is not worth another plan."""
 _LEAST_USABLE = 0.9
 """A backward is given room for 1.1 bytes for each byte of its growth."""
-_COPIES = 4
-"""A plain loss holds at most this many more copies of the logits in float32 than a loss
-by rows."""
 _Key = tuple[Context, Sizes, bool]
 """The first fields of a `StepInput`, which identify a plan."""
 
@@ -264,38 +261,6 @@ class Plans:
         with self._lock:
             if self.peek(step_input, memory) is None:
                 self.put(step_input, made)
-
-    def prefers_plain_loss(
-        self,
-        step_input: StepInput,
-        by_rows: StepInput,
-        logit_bytes: int,
-        memory: Memory,
-    ) -> bool:
-        """Whether a step fits with a plain loss and everything kept.
-
-        If steps with a plain loss cannot be predicted, the same step with a loss by
-        rows is: it takes less by at most four copies of the logits.
-
-        Args:
-            step_input: The step with a plain loss.
-            by_rows: The same step with its loss by rows.
-            logit_bytes: The bytes of its logits in float32.
-            memory: What is held, and the budget.
-        """
-        plain, made = self.peek(step_input, memory), self.peek(by_rows, memory)
-        if plain is not None:
-            return plain.keeps_all
-        model, known, more = self.learner.model, step_input, 0
-        if why_unknown(model, step_input):
-            known, more = by_rows, _COPIES * logit_bytes
-        if (made is not None and not made.keeps_all) or why_unknown(model, known):
-            return False
-        problem = fill_problem(model, known, memory)
-        actions = (model.menu.first,) * len(problem.calls)
-        growth = plan_growth(model, known, problem, actions, memory.released_bytes)
-        most = self.margin.allowed(growth.bytes(memory.released_bytes))
-        return most + more <= memory.headroom_bytes
 
     def forget_shares(self) -> None:
         """Forget which backwards had too little room."""

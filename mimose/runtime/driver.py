@@ -15,6 +15,7 @@ from mimose.exactness.rollback import Rollback
 from mimose.exactness.side_effects import Given
 from mimose.exceptions import MimoseError
 from mimose.inputs.describe import Describer, SizeTable
+from mimose.loss_by_rows import LossChoice, n_labels_of
 from mimose.model.patch import hidden, is_traced
 from mimose.model.sharding import after_hooks, is_sharded
 from mimose.policy.decision import BASELINE, Decision, without_plan
@@ -22,7 +23,6 @@ from mimose.policy.policy import Policy
 from mimose.runtime.budget import SessionBudget
 from mimose.runtime.last_steps import LastSteps
 from mimose.runtime.layer_calls import LayerCalls
-from mimose.runtime.loss_choice import LossChoice, n_labels_of
 from mimose.runtime.retry import Retry
 from mimose.runtime.step import Begun, Step, Steps, is_in_backward
 from mimose.runtime.unplanned import EVALUATION, NO_GRAD, Unplanned

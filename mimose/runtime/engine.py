@@ -17,6 +17,7 @@ from mimose.exactness.layer import Layer
 from mimose.exactness.rollback import Rollback
 from mimose.exactness.side_effects import settle_flags
 from mimose.inputs.describe import Describer
+from mimose.loss_by_rows import LossChoice
 from mimose.memory.meters import make_meter
 from mimose.memory.wall import make_memory_limit
 from mimose.model.patch import Patches
@@ -29,7 +30,6 @@ from mimose.runtime.driver import Decider, Driver
 from mimose.runtime.last_steps import LastSteps
 from mimose.runtime.layer_calls import LayerCalls
 from mimose.runtime.learning import Learning
-from mimose.runtime.loss_choice import LossChoice
 from mimose.runtime.optimizers import OptimizerWatch
 from mimose.runtime.options import Options
 from mimose.runtime.retry import Retry

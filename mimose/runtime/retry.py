@@ -28,12 +28,12 @@ from mimose.exceptions import (
     NotRecomputableError,
     RecomputationError,
 )
+from mimose.loss_by_rows import LossChoice
 from mimose.memory.out_of_memory import asked_bytes, is_out_of_memory
 from mimose.model.placement import only_device
 from mimose.policy.plans import Plans
 from mimose.runtime.budget import SessionBudget
 from mimose.runtime.layer_calls import LayerCalls
-from mimose.runtime.loss_choice import LossChoice
 from mimose.runtime.step import Step, Steps
 from mimose.tensors import is_graph_held, tensors_in, version
 
