@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mimose.bench.child import RunFailedError, run_child
 from mimose.bench.rows import Row as Provenance
 from mimose.bench.rows import RunSettings
+from mimose.bench.usage import at_least_one
 from mimose.exceptions import first_line
 from mimose.report import columns
-from mimose.usage import at_least_one
 
 if TYPE_CHECKING:
     from mimose.records import StepRecord
