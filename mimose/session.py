@@ -31,11 +31,7 @@ from mimose.budget import Budget, format_bytes
 from mimose.collation import Collation
 from mimose.cost.problem import Memory, fill_problem, step_work
 from mimose.distributed import find_ranks
-from mimose.exceptions import (
-    BudgetError,
-    MimoseError,
-    StateMismatchError,
-)
+from mimose.exceptions import BudgetError, MimoseError, StateMismatchError
 from mimose.forecast import Forecast, Forecasts
 from mimose.inputs.describe import SizeTable
 from mimose.memory.meters import Meter
@@ -55,7 +51,7 @@ from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
 from mimose.predictors import Estimator, check_estimator
 from mimose.records import Summary
 from mimose.report import text as _report
-from mimose.report.columns import terminal_width
+from mimose.report.text import terminal_width
 from mimose.runtime.engine import Engine
 from mimose.runtime.layer_calls import LayerPatch
 from mimose.runtime.options import Options

@@ -44,7 +44,7 @@ from mimose.bench.usage import (
     shares,
 )
 from mimose.exceptions import MimoseError
-from mimose.report.columns import named, terminal_width, wrapped
+from mimose.report.text import named, terminal_width, wrapped
 
 if TYPE_CHECKING:
     from mimose.bench.grid.runner import GridSettings

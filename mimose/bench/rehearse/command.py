@@ -20,8 +20,8 @@ from mimose.bench.usage import UsageError
 from mimose.budget import format_bytes
 from mimose.exceptions import RehearsalError
 from mimose.records import read_records
-from mimose.report.columns import named, table, terminal_width, wrapped
 from mimose.report.page import write_page
+from mimose.report.text import named, table, terminal_width, wrapped
 from mimose.sim import why_not
 
 GIB: Mapping[str, float] = {
