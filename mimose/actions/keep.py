@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mimose.actions.base import Invocation, Probe
+from mimose.exactness.call_inputs import Given, is_opaque
 from mimose.exactness.layer import Layer
-from mimose.exactness.side_effects import (
-    OBJECT_CHANGES,
-    FirstCall,
-    Given,
-    is_opaque,
-)
+from mimose.exactness.side_effects import OBJECT_CHANGES, FirstCall
 from mimose.planners.actions import KEEP
 from mimose.torch_private import pytree, top_saved_hooks
 

@@ -30,18 +30,13 @@ from torch import nn
 from mimose.actions.base import Invocation, Probe
 from mimose.actions.host import AwayInput
 from mimose.actions.keep import Keep
+from mimose.exactness.call_inputs import PLAIN, Given, is_opaque
 from mimose.exactness.comparison import Comparison
+from mimose.exactness.context import Context, accelerators
 from mimose.exactness.guard import Found
 from mimose.exactness.layer import CONTAINED, Layer
-from mimose.exactness.side_effects import (
-    PLAIN,
-    Context,
-    FirstCall,
-    Given,
-    SavedTensors,
-    accelerators,
-    is_opaque,
-)
+from mimose.exactness.side_effects import FirstCall
+from mimose.exactness.slots import SavedTensors
 from mimose.exceptions import MimoseError, first_line
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.model.compiled import SCRIPTED, code_in_graph

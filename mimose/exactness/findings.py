@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from mimose.cost.learner import Learner
-from mimose.exactness.side_effects import Given
+from mimose.exactness.call_inputs import Given
 
 _log = logging.getLogger(__name__)
 

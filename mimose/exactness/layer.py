@@ -10,14 +10,11 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from mimose.exactness.context import accelerators_of
 from mimose.exactness.findings import Findings
 from mimose.exactness.guard import Found, Key, State, state_of_layer
-from mimose.exactness.side_effects import (
-    FirstCall,
-    TensorSlot,
-    accelerators_of,
-    tensor_slots,
-)
+from mimose.exactness.side_effects import FirstCall
+from mimose.exactness.slots import TensorSlot, tensor_slots
 from mimose.exceptions import ChangedWeightsError, LateChangeError, RecomputationError
 from mimose.model.compiled import SCRIPTED, code_inside
 from mimose.tensors import nodes_of

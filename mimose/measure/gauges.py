@@ -25,7 +25,7 @@ from torch import nn
 from mimose.cost.model import numbers
 from mimose.cost.pattern import LayerCall
 from mimose.exactness.layer import Layer
-from mimose.exactness.side_effects import tensor_slots
+from mimose.exactness.slots import tensor_slots
 from mimose.inputs.describe import autocast_keeps_copies
 from mimose.measure.storage import StorageTracker
 from mimose.model.patch import hidden

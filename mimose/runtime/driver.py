@@ -11,8 +11,8 @@ import torch
 from torch import distributed, nn
 
 from mimose.distributed import Ranks
+from mimose.exactness.call_inputs import Given
 from mimose.exactness.rollback import Rollback
-from mimose.exactness.side_effects import Given
 from mimose.exceptions import MimoseError
 from mimose.inputs.describe import Describer, SizeTable
 from mimose.loss_by_rows import LossChoice, n_labels_of

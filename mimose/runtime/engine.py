@@ -12,10 +12,10 @@ from mimose.cost.model import CostModel
 from mimose.cost.prices import prices_of
 from mimose.cost.series import kinds_of
 from mimose.distributed import Ranks, later_waits
+from mimose.exactness.context import settle_flags
 from mimose.exactness.findings import Findings
 from mimose.exactness.layer import Layer
 from mimose.exactness.rollback import Rollback
-from mimose.exactness.side_effects import settle_flags
 from mimose.inputs.describe import Describer
 from mimose.loss_by_rows import LossChoice
 from mimose.memory.meters import make_meter

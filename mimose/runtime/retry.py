@@ -20,14 +20,11 @@ from torch import nn
 
 from mimose.budget import format_bytes
 from mimose.distributed import is_final, mark_final, why_waits
+from mimose.exactness.call_inputs import Given
+from mimose.exactness.context import accelerators, saved_random_state
 from mimose.exactness.findings import Findings
 from mimose.exactness.rollback import Rollback
-from mimose.exactness.side_effects import Given, accelerators, saved_random_state
-from mimose.exceptions import (
-    LateChangeError,
-    NotRecomputableError,
-    RecomputationError,
-)
+from mimose.exceptions import LateChangeError, NotRecomputableError, RecomputationError
 from mimose.loss_by_rows import LossChoice
 from mimose.memory.out_of_memory import asked_bytes, is_out_of_memory
 from mimose.model.placement import only_device
