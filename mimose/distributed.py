@@ -285,7 +285,7 @@ class Ranks:
                     self._gathered(_described(error))
             raise
 
-    def meet(self, description: Sequence[str]) -> None:
+    def check_same_setup(self, description: Sequence[str]) -> None:
         """Check at the start of the session that all ranks plan the same.
 
         Args:

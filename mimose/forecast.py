@@ -35,7 +35,7 @@ from mimose.types import BY_ROWS, StepInput
 Work: TypeAlias = tuple[float, float, float]
 """What `step_work` returns."""
 
-_GRAINS = 2048
+_ROUNDINGS_PER_BUDGET = 2048
 """Held bytes are rounded up to this fraction of the budget, so that small changes find
 the cached forecast."""
 
@@ -181,7 +181,7 @@ class Forecasts:
         memory = self._memory_to_come(has_gradients=accumulating)
         more = budget_bytes - self._budget.n_bytes
         more_level = more / memory.reserved_ratio
-        grain = budget_bytes / _GRAINS
+        grain = budget_bytes / _ROUNDINGS_PER_BUDGET
         memory = memory._replace(
             start_bytes=math.ceil(memory.start_bytes / grain) * grain,
             budget_bytes=math.floor((memory.budget_bytes + more_level) / grain) * grain,

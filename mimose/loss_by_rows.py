@@ -73,7 +73,7 @@ from mimose.types import BY_ROWS, StepInput
 LEAST_BYTES = 2**20
 """Smaller logits use torch's function: calling an operator costs as much as its
 work."""
-_LARGE = 1 / 32
+_LEAST_LOGITS_SHARE = 1 / 32
 """Share of the budget. Smaller logits do not change a plan."""
 _COPIES = 4
 """A plain loss holds at most this many more copies of the logits in float32 than a loss
@@ -634,7 +634,7 @@ class LossChoice:
 
     def _large_logits(self, n_labels: int, budget_bytes: int) -> int:
         """Return the bytes of a step's logits in float32; 0 if they are small."""
-        least = max(LEAST_BYTES, _LARGE * budget_bytes)
+        least = max(LEAST_BYTES, _LEAST_LOGITS_SHARE * budget_bytes)
         found = [(4 * n_labels * loss.n_classes, loss) for loss in self.losses]
         large = (n for n, loss in found if n >= least and loss.can_go_by_rows)
         return max(large, default=0)

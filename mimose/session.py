@@ -337,7 +337,7 @@ class Session:
         with nullcontext() if ranks is None else ranks.sharing_errors():
             engine.budget.raise_if_held()
             if ranks is not None:
-                ranks.meet(
+                ranks.check_same_setup(
                     (
                         f"the actions {', '.join(engine.learner.model.menu.names)}",
                         f"the planner {options.planner_name!r}",
@@ -587,7 +587,7 @@ class Session:
         Raises:
             TypeError: `loader` is not iterable.
         """
-        return watched(loader, self._engine.ahead)
+        return watched(loader, self._engine.prefetcher)
 
     def expect(self, shapes: Iterable[Mapping[str, int]]) -> None:
         """Announce the sizes of all later batches, if you know them.

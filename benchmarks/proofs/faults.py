@@ -54,7 +54,7 @@ from benchmarks.proofs.common import Answer, Bar, Settings
 from mimose.bench.child import RunFailedError
 from mimose.bench.device import SIM
 from mimose.exceptions import first_line
-from mimose.memory.wall import standing
+from mimose.memory.wall import active_walls
 from mimose.records import read_records
 from mimose.worker import Job, Worker
 
@@ -618,7 +618,7 @@ def _left(trained: nn.Module, before: tuple[int, int]) -> list[str]:
     for when in ("pre", "post"):
         hooks = getattr(torch_optimizer, f"_global_optimizer_{when}_hooks")
         found += [f"{len(hooks)} hooks of optimizers"] * bool(hooks)
-    found += ["a wall"] * bool(standing)
+    found += ["a wall"] * bool(active_walls)
     fraction = _sim().get_per_process_memory_fraction()
     found += [f"a limit of {fraction}"] * (fraction != 1.0)
     held, names = _held(), [thread.name for thread in threading.enumerate()]

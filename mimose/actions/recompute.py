@@ -30,7 +30,7 @@ from torch import nn
 from mimose.actions.base import Invocation, Probe
 from mimose.actions.host import AwayInput
 from mimose.actions.keep import Keep
-from mimose.exactness.call_inputs import PLAIN, Given, is_opaque
+from mimose.exactness.call_inputs import PLAIN, CallInputs, is_opaque
 from mimose.exactness.comparison import Comparison
 from mimose.exactness.context import Context, accelerators
 from mimose.exactness.guard import Found
@@ -116,7 +116,7 @@ class Recompute:
             found,
             on_recompute,
             is_whole=call.is_whole or probe is not None or comparison is not None,
-            lend=SavedTensors(layer.slots) if first is None else first.saved,
+            saved=SavedTensors(layer.slots) if first is None else first.saved,
         )
         output = region.run(call)
         why = ""
@@ -125,7 +125,7 @@ class Recompute:
         else:
             is_contained = any("." in name for _, name in found.edited())
             why = layer.learn(first) or (CONTAINED if is_contained else "")
-            region.found = layer.left(found.state)
+            region.found = layer.with_versions(found.state)
         if comparison is not None:
             comparison.take(output)
             why = why or _code_in(layer, output, region.began)
@@ -175,7 +175,7 @@ class Inputs:
     ) -> None:
         self._away = away
         self.has_inference = False
-        self.given = Given()
+        self.given = CallInputs()
         self.tensors: list[torch.Tensor] = []
         self._versions: list[int] = []
         self._seen: dict[int, Any] = {}
@@ -293,7 +293,7 @@ class Region:
     must call this function and return its result."""
     is_whole: bool
     """Whether a recomputation runs to its end."""
-    lend: SavedTensors
+    saved: SavedTensors
     """Tensors that the forward changes; each recomputation gets copies."""
     has_run: bool = False
 
@@ -368,7 +368,7 @@ class Region:
         """Recompute in the state that the call found; return as `_recompute`."""
         with (
             _GENERATORS,
-            self.layer.as_found(self.found, has_run=self.has_run),
+            self.layer.restored(self.found, has_run=self.has_run),
             self._context.as_then(),
         ):
             return self._recompute(task, only)
@@ -422,7 +422,7 @@ class Region:
     def _forward(self) -> Any:
         """Run the forward in the state in which the call began."""
         self._context.draw_again()
-        self.lend.lend()
+        self.saved.swap_in_copies()
         args, kwargs = self.inputs.again()
         with torch.enable_grad():
             return self.layer.forward(*args, **kwargs)

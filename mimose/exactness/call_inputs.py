@@ -17,11 +17,11 @@ PLAIN = frozenset((type(None), bool, int, float, str, torch.dtype, torch.device)
 _ONE_PIECE = (nn.Module, type)
 
 
-class Given:
+class CallInputs:
     """What a call received, to detect later changes.
 
     Tensors are not held, but objects are. An object may refer to the graph that holds
-    this, so code that abandons a forward must call `give_up`.
+    this, so code that abandons a forward must call `release`.
 
     Args:
         values: Tensors and objects, recorded by `add`.
@@ -66,7 +66,7 @@ class Given:
         """Whether an object or its content has changed."""
         return any(look != _look(value) for value, look in self._looks)
 
-    def give_up(self) -> None:
+    def release(self) -> None:
         """Free everything, because the forward is abandoned."""
         self._looks.clear()
         holder = self.holder()

@@ -66,7 +66,7 @@ class TensorSlot:
             return True
         return different_bits(tensor, old)
 
-    def lend(self, state: Any) -> None:
+    def swap_in_copies(self, state: Any) -> None:
         """Put a copy of the old tensor in its place."""
         self._table[self._name] = None if state[0] is None else state[0].clone()
 
@@ -90,10 +90,10 @@ class SavedTensors:
     def __init__(self, slots: Iterable[TensorSlot]) -> None:
         self.states: list[tuple[TensorSlot, Any]] = [(s, s.read()) for s in slots]
 
-    def lend(self) -> None:
+    def swap_in_copies(self) -> None:
         """Put copies in their places, for a run that may change them."""
         for slot, state in self.states:
-            slot.lend(state)
+            slot.swap_in_copies(state)
 
     def compare(self, known: Iterable[TensorSlot]) -> Changes:
         """Return the places that have changed, and those with a flag not read yet.

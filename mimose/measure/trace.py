@@ -60,7 +60,7 @@ class Trace:
 
     Attributes:
         is_closed: Whether it reads no more.
-        spoilt: Why nothing can be learned from the readings; "" if something can.
+        why_discarded: Why nothing can be learned from the readings; "" if it can.
     """
 
     def __init__(self, meter: Meter, budget_bytes: float = math.inf) -> None:
@@ -70,7 +70,7 @@ class Trace:
         self.calls: list[Measured] = []
         self.peak_bytes = 0
         self.is_closed = False
-        self.spoilt = ""
+        self.why_discarded = ""
         self._is_forward = True
         self._is_in_call = False
         self._taken_bytes: int | None = None
@@ -184,7 +184,7 @@ class Trace:
         def run(forward: Callable[[], Any], given: Sequence[torch.Tensor]) -> Any:
             is_own = self._is_in_call and index == len(self.calls) - 1
             if self._is_forward and not is_own:
-                self._spoil(INNER_GRADIENT)
+                self._discard_readings(INNER_GRADIENT)
             if self.is_closed:
                 return forward()
             self.mark("recompute", index)
@@ -192,7 +192,7 @@ class Trace:
                 output, reading = gauge(forward, given)
             except RuntimeError as error:
                 if is_out_of_memory(error):  # it runs again
-                    self._spoil("a recomputation ran out of memory")
+                    self._discard_readings("a recomputation ran out of memory")
                 raise
             call = self.calls[index]
             call.count(reading.held_bytes, reading.flops, reading.early_flops)
@@ -207,9 +207,9 @@ class Trace:
 
         return run
 
-    def _spoil(self, reason: str) -> None:
+    def _discard_readings(self, reason: str) -> None:
         """Stop reading, and say why nothing can be learned from what was read."""
-        self.spoilt = reason
+        self.why_discarded = reason
         self.is_closed = True
 
     def _on_gradient(self, index: int) -> Callable[[torch.Tensor], None]:
@@ -218,7 +218,7 @@ class Trace:
             if self._is_in_call:
                 return
             if self._is_forward:
-                self._spoil(INNER_GRADIENT)
+                self._discard_readings(INNER_GRADIENT)
             elif not self.calls[index].has_gradient:
                 self.calls[index].has_gradient = True
                 self.mark("gradient", index)

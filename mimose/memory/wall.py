@@ -265,7 +265,7 @@ class ReservedMemoryLimit(MemoryLimit):
         self._allowance = FragmentationAllowance(*prior)
         self._allowances = {_scale(budget_bytes): self._allowance}
         self._start = self._usage = meter.usage()
-        self._start_anew()
+        self._restart_peaks()
         self._noted_ooms = self._usage.n_ooms
         self._n_retries = self._usage.n_retries
         self.peak_bytes = self._usage.reserved_bytes
@@ -303,7 +303,7 @@ class ReservedMemoryLimit(MemoryLimit):
         if self._wall is not None and self._usage.reserved_bytes > self.budget_bytes:
             torch.accelerator.empty_cache()
             self._read()
-        self._start_anew()
+        self._restart_peaks()
         return self._usage.requested_bytes, peaks
 
     def memory(self, start_bytes: float, host_budget_bytes: float) -> Memory:
@@ -331,12 +331,12 @@ class ReservedMemoryLimit(MemoryLimit):
         if not keeps_grace:
             self._grace_bytes = self._level_bytes = 0
         if self._wall is not None and not self._is_closed:
-            self._wall.stand(self._wall_bytes + self._grace_bytes)
+            self._wall.activate(self._wall_bytes + self._grace_bytes)
 
     def drop_wall(self) -> None:
         """Restore the user's own limit. A second call does nothing."""
         if self._wall is not None:
-            self._wall.fall()
+            self._wall.deactivate()
 
     def beyond_wall(self, asked_bytes: int) -> int:
         """Return what would be reserved without the wall; 0 if it was not reached.
@@ -346,8 +346,8 @@ class ReservedMemoryLimit(MemoryLimit):
         """
         wanted = self._usage.reserved_bytes + asked_bytes
         there = self._allocator.total_bytes()
-        stands = self._wall is not None and self._wall.stands
-        is_beyond = stands and wanted > self.budget_bytes
+        is_active = self._wall is not None and self._wall.is_active
+        is_beyond = is_active and wanted > self.budget_bytes
         return wanted if is_beyond and (there is None or wanted <= there) else 0
 
     def forward_ended(self) -> tuple[int, int]:
@@ -399,7 +399,7 @@ class ReservedMemoryLimit(MemoryLimit):
 
     def allow_grace(self, grace_bytes: int) -> bool:
         """Let the backward pass the budget, as a last resort."""
-        if self._wall is None or not self._wall.stands or not grace_bytes:
+        if self._wall is None or not self._wall.is_active or not grace_bytes:
             return False
         self._grace_bytes = grace_bytes
         self.raise_wall(keeps_grace=True)
@@ -466,7 +466,7 @@ class ReservedMemoryLimit(MemoryLimit):
         if "allowance" in state:
             self._allowance.load_state_dict(state["allowance"])
 
-    def _start_anew(self) -> None:
+    def _restart_peaks(self) -> None:
         """Start new peaks at the last reading."""
         self._start = self._usage
         self._allocator.reset_peak()
@@ -496,7 +496,7 @@ def make_memory_limit(
     return MemoryLimit(meter, budget_bytes)
 
 
-standing: dict[int, dict[Wall | None, float]] = {}
+active_walls: dict[int, dict[Wall | None, float]] = {}
 """By device: the active walls, and under None the user's own limit. The lowest one
 holds."""
 
@@ -523,34 +523,34 @@ class Wall:
             )
 
     @property
-    def stands(self) -> bool:
+    def is_active(self) -> bool:
         """Whether the limit is active."""
-        return self in standing.get(self._index, ())
+        return self in active_walls.get(self._index, ())
 
-    def stand(self, n_bytes: int) -> None:
+    def activate(self, n_bytes: int) -> None:
         """Activate the limit, or move it.
 
         Args:
             n_bytes: The most bytes that the allocator may reserve.
         """
         share = min(1.0, n_bytes / self._total_bytes)
-        walls = standing.get(self._index, {})
+        walls = active_walls.get(self._index, {})
         if self._put is None or walls.get(self) == share:
             return
-        walls = standing.setdefault(self._index, walls)
+        walls = active_walls.setdefault(self._index, walls)
         walls.setdefault(None, float(self._get(self._index)))
         walls[self] = share
         self._put(min(walls.values()), self._index)
 
-    def fall(self) -> None:
+    def deactivate(self) -> None:
         """Restore the earlier limit. A second call does nothing."""
-        if self._put is None or not self.stands:
+        if self._put is None or not self.is_active:
             return
-        walls = standing[self._index]
+        walls = active_walls[self._index]
         del walls[self]
         self._put(min(walls.values()), self._index)
         if len(walls) == 1:
-            del standing[self._index]
+            del active_walls[self._index]
 
 
 def has_expandable_segments() -> bool:

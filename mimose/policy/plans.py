@@ -30,7 +30,7 @@ from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan
 from mimose.predictors import REACH, SafetyMargin
 from mimose.types import Context, Sizes, StepInput
 
-_SPARE = 0.01
+_SPARE_SHARE = 0.01
 """The share of a step's headroom that is not worth another plan."""
 _LEAST_USABLE = 0.9
 """A backward is given room for 1.1 bytes for each byte of its growth."""
@@ -157,7 +157,7 @@ class Plans:
             if cached.version < valid or allowed > headroom:
                 continue
             # It must not leave much unused.
-            most = max(_SPARE * growth, self.margin.noise_bytes)
+            most = max(_SPARE_SHARE * growth, self.margin.noise_bytes)
             if headroom - cached.headroom_bytes > most and not cached.keeps_all:
                 continue
             if best is None or cached.plan.extra_cost < best.plan.extra_cost:
@@ -212,7 +212,7 @@ class Plans:
             # autocast's copies for kept layers twice, a tenth of BERT-large's growth.
             growth = made.growth.bytes(memory.released_bytes)
             beyond = made.plan.peak_bytes - start - growth
-            if made.keeps_all or beyond - reached < _SPARE * room:
+            if made.keeps_all or beyond - reached < _SPARE_SHARE * room:
                 return made
             wider = replace(problem, budget_bytes=problem.budget_bytes + beyond)
             other = self._made(model, step_input, memory, wider)
@@ -301,7 +301,7 @@ class Plans:
     def _share_with_room(self, step_input: StepInput, memory: Memory) -> float:
         with self._lock:
             own, share = self._usable.get(step_input[:3], (0.0, 1.0))
-        is_same = abs(memory.headroom_bytes - own) <= _SPARE * own
+        is_same = abs(memory.headroom_bytes - own) <= _SPARE_SHARE * own
         return share if is_same else 1.0  # another budget shows it anew
 
     def lacked_room(self, step_input: StepInput, memory: Memory) -> None:
@@ -314,7 +314,7 @@ class Plans:
             step_input: The step.
             memory: What was held, and the budget.
         """
-        share = self._share_with_room(step_input, memory) - _SPARE
+        share = self._share_with_room(step_input, memory) - _SPARE_SHARE
         usable = memory.headroom_bytes, max(_LEAST_USABLE, share)
         with self._lock:
             self._usable[step_input[:3]] = usable

@@ -47,14 +47,14 @@ _MEASURED_STEPS = 32
 """At most this many steps with new plans are measured within the measured sizes. As
 many steps measure actions of which little is known. As many steps in a row without a
 plan log a warning."""
-_RIGHT = 4
+_RIGHT_IN_A_ROW = 4
 """After this many right predictions of new plans in a row, new plans run without
 measurement within the measured sizes, until one is not right. Of 80 steps of four
 layers of BERT-large 16 are measured, not 32, with the same FLOPs and errors."""
-_LARGE = 0.5
+_LEAST_GROWTH_SHARE = 0.5
 """Steps with less growth, as a share of the headroom, do not change the margin, because
 their readings are mostly noise."""
-_OFF = 0.005
+_LARGEST_RIGHT_ERROR = 0.005
 """A prediction with a larger error is not right. If the step was measured, the plans
 made until then become invalid, because the model has learned since."""
 
@@ -319,7 +319,9 @@ class Policy:
     @property
     def _knows_enough(self) -> bool:
         """Whether new plans within the measured sizes run without measurement."""
-        return self._n_right >= _RIGHT or self.learner.n_steps >= _MEASURED_STEPS
+        return (
+            self._n_right >= _RIGHT_IN_A_ROW or self.learner.n_steps >= _MEASURED_STEPS
+        )
 
     def as_ran(
         self,
@@ -389,9 +391,9 @@ class Policy:
         if predicted is not None and peaks is not None:
             observed = peaks.level_bytes - int(outcome.memory.start_bytes)
             is_within = observed <= self.plans.margin.allowed(predicted)
-            if is_over or predicted >= _LARGE * outcome.headroom_bytes:
+            if is_over or predicted >= _LEAST_GROWTH_SHARE * outcome.headroom_bytes:
                 self.plans.margin.observe(predicted, observed)
-            is_off = abs(observed - predicted) > _OFF * predicted
+            is_off = abs(observed - predicted) > _LARGEST_RIGHT_ERROR * predicted
             if is_off:
                 self._n_right = 0
             elif not decision.cache_hit:

@@ -36,7 +36,7 @@ from mimose.runtime.retry import Retry
 from mimose.runtime.seconds import StepSeconds
 from mimose.runtime.step import Steps
 from mimose.runtime.unplanned import Unplanned
-from mimose.runtime.watched import Ahead, ShapesToCome
+from mimose.runtime.watched import PlanPrefetcher, ShapesToCome
 from mimose.state import card_name
 from mimose.worker import Worker
 
@@ -113,13 +113,13 @@ class Engine:
         learning = Learning(records, seconds, policy, budget, calls.gauges, describer)
         self.steps = steps = Steps(budget, meter, findings, unplanned, learning)
         self.retry = retry = Retry(model, calls, rollback, budget, plans, losses)
-        self.ahead = ahead = Ahead(policy, budget.memory_now)
+        self.prefetcher = prefetcher = PlanPrefetcher(policy, budget.memory_now)
         self.to_come = to_come = ShapesToCome(plans, budget)
         decider = Decider(
             describer, policy, budget, losses, self.last_steps, to_come, ranks, late
         )
         self.driver = Driver(
-            model, decider, steps, calls, rollback, retry, budget, unplanned, ahead
+            model, decider, steps, calls, rollback, retry, budget, unplanned, prefetcher
         )
 
     def end(self) -> None:
@@ -127,7 +127,7 @@ class Engine:
 
         A second call does nothing.
         """
-        self.ahead.close()
+        self.prefetcher.close()
         try:
             if "driver" in vars(self):
                 self.steps.finish()

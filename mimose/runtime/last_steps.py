@@ -65,7 +65,7 @@ class LastSteps:
         """Record a step of a baseline, which has no plan."""
         self.last = step_input, table
 
-    def tell(self, listener: Callable[[StepInput], None]) -> None:
+    def listen(self, listener: Callable[[StepInput], None]) -> None:
         """Call a function with the first forward of each window, before it runs."""
         self.listener = listener
 

@@ -151,10 +151,10 @@ class LayerCalls:
         self.step = self._trace = None
         self.findings.read.clear()
 
-    def give_up(self) -> None:
+    def abandon_forward(self) -> None:
         """Free what the failed forward held for recomputations."""
         for _, given in self.findings.read:
-            given.give_up()
+            given.release()
 
     def raise_if_unrepeatable(self) -> None:
         """Check at the end of the forward that its layers may be recomputed.
@@ -344,7 +344,6 @@ class LayerPatch(Patch):
         super().__init__(layer.module, partial(calls.run, layer), owner)
         self._layer, self._calls = layer, calls
         self._index, self._counts = layer.index, calls.counts
-        layer.use_forward(self.original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call; if it is simply kept, only its own forward."""

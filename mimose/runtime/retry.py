@@ -20,7 +20,7 @@ from torch import nn
 
 from mimose.budget import format_bytes
 from mimose.distributed import is_final, mark_final, why_waits
-from mimose.exactness.call_inputs import Given
+from mimose.exactness.call_inputs import CallInputs
 from mimose.exactness.context import accelerators, saved_random_state
 from mimose.exactness.findings import Findings
 from mimose.exactness.rollback import Rollback
@@ -91,7 +91,12 @@ class Retry:
         often the next ones do not."""
 
     def check_room(
-        self, step: Step, output: Any, given: Given, held_bytes: int, peak_bytes: int
+        self,
+        step: Step,
+        output: Any,
+        given: CallInputs,
+        held_bytes: int,
+        peak_bytes: int,
     ) -> None:
         """Check that the backward has room: Note: [Room for the backward].
 
@@ -154,7 +159,7 @@ class Retry:
             for layer, actions in zip(self._calls.layers, chosen.by_layer, strict=True)
         )
 
-    def may_follow(self, step: Step, error: BaseException, given: Given) -> bool:
+    def may_follow(self, step: Step, error: BaseException, given: CallInputs) -> bool:
         """Give a step whose forward has failed the safest plan, if that can help.
 
         A forward that has changed its inputs cannot run again.
