@@ -22,7 +22,8 @@ from mimose.arguments import check_shape
 from mimose.budget import format_bytes
 from mimose.cost.problem import Memory, extrapolation_ratio, step_work, why_unknown
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.inputs.describe import Describer, SizeTable
+from mimose.inputs.describe import Describer
+from mimose.inputs.size_table import SizeTable
 from mimose.loss_by_rows import LossChoice
 from mimose.planners import Plan
 from mimose.policy.plans import CachedPlan, Plans

@@ -33,7 +33,7 @@ from mimose.cost.problem import Memory, fill_problem, step_work
 from mimose.distributed import find_ranks
 from mimose.exceptions import BudgetError, MimoseError, StateMismatchError
 from mimose.forecast import Forecast, Forecasts
-from mimose.inputs.describe import SizeTable
+from mimose.inputs.size_table import SizeTable
 from mimose.memory.meters import Meter
 from mimose.micro_batches import Batch, Lengths, Loss, Splitter
 from mimose.model.compiled import raise_if_compiled

@@ -26,7 +26,7 @@ from mimose.cost.model import numbers
 from mimose.cost.pattern import LayerCall
 from mimose.exactness.layer import Layer
 from mimose.exactness.slots import tensor_slots
-from mimose.inputs.describe import autocast_keeps_copies
+from mimose.inputs.families import autocast_keeps_copies
 from mimose.measure.storage import StorageTracker
 from mimose.model.patch import hidden
 from mimose.planners.actions import KEEP, RECOMPUTE

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from mimose.inputs.describe import autocast_keeps_copies
+from mimose.inputs.families import autocast_keeps_copies
 from mimose.measure.gauges import Gauge
 from mimose.memory.meters import Meter
 from mimose.memory.out_of_memory import is_out_of_memory

@@ -14,7 +14,8 @@ from mimose.distributed import Ranks
 from mimose.exactness.call_inputs import CallInputs
 from mimose.exactness.rollback import Rollback
 from mimose.exceptions import MimoseError
-from mimose.inputs.describe import Describer, SizeTable
+from mimose.inputs.describe import Describer
+from mimose.inputs.size_table import SizeTable
 from mimose.loss_by_rows import LossChoice, n_labels_of
 from mimose.model.patch import hidden, is_traced
 from mimose.model.sharding import after_hooks, is_sharded

@@ -8,7 +8,7 @@ from typing import TypeAlias
 from mimose.arguments import check_shape
 from mimose.cost.pattern import Pattern
 from mimose.exceptions import MimoseError
-from mimose.inputs.describe import SizeTable
+from mimose.inputs.size_table import SizeTable
 from mimose.policy.windows import Windows
 from mimose.types import Context, StepInput
 

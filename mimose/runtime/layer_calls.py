@@ -17,15 +17,9 @@ from mimose.cost.series import Kind, Series
 from mimose.exactness.findings import Findings
 from mimose.exactness.layer import Layer
 from mimose.exceptions import NotRecomputableError
-from mimose.inputs.describe import (
-    CallShape,
-    Mode,
-    argument_tensors,
-    autocast_state,
-    call_shape,
-    digest,
-    fast_key,
-)
+from mimose.inputs.call_shape import CallShape, argument_tensors, call_shape, fast_key
+from mimose.inputs.describe import Mode
+from mimose.inputs.families import autocast_state, digest
 from mimose.measure.gauges import Gauges
 from mimose.measure.trace import Trace
 from mimose.model.patch import Patch, hidden, is_traced

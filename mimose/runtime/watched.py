@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 
 from mimose.cost.problem import Memory
 from mimose.exceptions import MimoseError
-from mimose.inputs.describe import SizeTable
+from mimose.inputs.size_table import SizeTable
 from mimose.policy.plans import Plans
 from mimose.policy.policy import Policy
 from mimose.runtime.budget import SessionBudget
