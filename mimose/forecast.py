@@ -20,7 +20,8 @@ from cachetools import LRUCache
 
 from mimose.arguments import check_shape
 from mimose.budget import format_bytes
-from mimose.cost.problem import Memory, extrapolation_ratio, step_work, why_unknown
+from mimose.cost.problem import Memory, step_work
+from mimose.cost.trust import extrapolation_ratio, why_unknown
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.inputs.describe import Describer
 from mimose.inputs.size_table import SizeTable

@@ -49,7 +49,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from mimose.cost.problem import Memory, fill_problem, plan_growth, why_unknown
+from mimose.cost.problem import Memory, fill_problem, plan_growth
+from mimose.cost.trust import why_unknown
 from mimose.exceptions import MimoseError, RecomputationError
 from mimose.policy.plans import Plans
 from mimose.tensors import different_bits, sum_of_words

@@ -15,15 +15,8 @@ from cachetools import LRUCache
 
 from mimose.cost.learner import Learner
 from mimose.cost.model import CostModel
-from mimose.cost.problem import (
-    Growth,
-    Memory,
-    extra_flops,
-    extrapolation_ratio,
-    fill_problem,
-    plan_growth,
-    why_unknown,
-)
+from mimose.cost.problem import Growth, Memory, extra_flops, fill_problem, plan_growth
+from mimose.cost.trust import extrapolation_ratio, why_unknown
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.planners import InfeasibleBudgetError as _Infeasible
 from mimose.planners import Plan, Planner, PlanningProblem, lay_out, safest_plan

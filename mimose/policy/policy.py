@@ -18,13 +18,8 @@ from cachetools import LRUCache
 
 from mimose.budget import format_bytes
 from mimose.cost.model import CostModel
-from mimose.cost.problem import (
-    Memory,
-    extrapolation_ratio,
-    fill_problem,
-    unknown_actions,
-    why_unknown,
-)
+from mimose.cost.problem import Memory, fill_problem
+from mimose.cost.trust import extrapolation_ratio, unknown_actions, why_unknown
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.planners.timeline import judge
 from mimose.policy.decision import Decision, StepOutcome, without_plan

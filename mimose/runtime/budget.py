@@ -180,8 +180,6 @@ class SessionBudget:
         memory = options.host and options.host.memory
         self._host_bytes = float(memory.budget_bytes) if memory else math.inf
 
-    # ------------------------------------------------------------------ how much
-
     @property
     def n_bytes(self) -> int:
         """The present budget in bytes."""
@@ -277,8 +275,6 @@ class SessionBudget:
         else:
             self.limit.drop_wall()
 
-    # ------------------------------------------------------------------ what is held
-
     def window_begins(self) -> tuple[Memory, Peaks]:
         """Return the memory as a window begins, and the peaks before it."""
         self._is_renewed, self._n_stepped = False, self._optimizers.n_steps
@@ -322,8 +318,6 @@ class SessionBudget:
             peak, state = peaks.level_bytes, float(self._optimizers.state_bytes)
             growth = max(0, peak - int(outcome.memory.start_bytes))
             self.least_peaks.add(outcome.step_input, peak, growth, state)
-
-    # ------------------------------------------------------------------ is it possible?
 
     def raise_if_held(self, budget_bytes: int = 0) -> None:
         """Check that a budget is not less than what is held already.

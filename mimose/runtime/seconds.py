@@ -84,8 +84,6 @@ class StepSeconds:
         self._n_new, self._has_said = 0, False
         self._optimizer_began: Mark | None = None
 
-    # ------------------------------------------------------------------ timing
-
     def _event(self) -> Mark:
         event = torch.Event(device=self._device, enable_timing=True)
         event.record()
@@ -146,8 +144,6 @@ class StepSeconds:
             return
         self._timed.append((self._optimizer_began, self.mark(), self._n_since))
         self._n_since, self._optimizer_began = 0, None
-
-    # ------------------------------------------------------------------ reporting
 
     def _read(self) -> None:
         """Read all timings that the device has finished."""
