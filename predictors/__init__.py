@@ -1,7 +1,7 @@
 """Predictors learn from few samples how bytes and FLOPs depend on sizes."""
 
 from .margin import FragmentationAllowance, LearnedLimit, SafetyMargin
-from .rates import Rates, fit_rates
+from .rates import fit_rates
 from .regression import REACH, Estimator, Fit, LeastSquares, check_estimator
 from .sizes import Rule, SizeMap, Term
 from .throughput import Series, fit_series
@@ -13,7 +13,6 @@ __all__ = [
     "FragmentationAllowance",
     "LearnedLimit",
     "LeastSquares",
-    "Rates",
     "Rule",
     "SafetyMargin",
     "Series",

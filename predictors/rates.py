@@ -26,18 +26,18 @@ _Flags: TypeAlias = NDArray[np.bool_]
 
 _LEAST, _LEAST_SHAPES = 6, 3
 """With fewer steps or shapes, no rates are fitted."""
-_DOUBT = 0.1
+_GUESS_WEIGHT = 0.1
 """The weight of a guess; a step has weight 1."""
 COST, SECONDS, IS_NEW = 2, 3, 4
 """Places in a row of a timed step, which begins with its work."""
 _ROUNDS = 4
 """Of the fit of steps above and below a host's floor."""
-_CLEAR = 3.0
+_TIMES_NOISE = 3.0
 """First times count from so many times the median error of other steps on: of noise
 alone, half of the medians are above 0."""
-_WELL = 0.02
+_GOOD_ERROR = 0.02
 """With a smaller mean error, no floor is looked for: a fit takes some milliseconds."""
-_CLEARLY = 2.0 / 3.0
+_BETTER_SHARE = 2.0 / 3.0
 """A floor is used if the fit's error is below this share, as for a knee of a series."""
 _WEIGHTINGS = 5
 """Of a fit, each with less weight on steps with large errors."""
@@ -122,7 +122,7 @@ def _with_first_times(rows: _Floats) -> Rates:
         return _with_floor(work, seconds)  # nothing tells first times apart
     rates = _with_floor(work[~new], seconds[~new])
     beyond = seconds - rates.kept(work)
-    noise = _CLEAR * float(np.median(np.abs(beyond[~new])))
+    noise = _TIMES_NOISE * float(np.median(np.abs(beyond[~new])))
     more = work[:, COST] > 0.0
     first = [
         max(0.0, float(np.median(beyond[kind]))) if kind.sum() >= _LEAST_SHAPES else 0.0
@@ -150,9 +150,9 @@ def _with_floor(work: _Floats, seconds: _Floats) -> Rates:
             if (above == before).all():
                 break
         error = float(np.abs(rates.kept(work) / seconds - 1.0).mean())
-        if error < (_CLEARLY if n_below else 1.0) * least:
+        if error < (_BETTER_SHARE if n_below else 1.0) * least:
             best, least = rates, error
-        if least < _WELL:
+        if least < _GOOD_ERROR:
             break
     return best
 
@@ -177,7 +177,7 @@ def _split(work: _Floats, seconds: _Floats, above: _Flags) -> Rates:
         if len(columns) > 1:
             flops = work[own][:, 0].mean()
             guess[1], guess[-1] = -flops / 3.0, flops
-        guess *= _DOUBT / seconds[own].mean()
+        guess *= _GUESS_WEIGHT / seconds[own].mean()
         found += _weighted_rates(design, seconds[own], guess).tolist()
     fixed, flop, byte, extra, floor, floor_extra = found
     return Rates(fixed, flop, byte, extra, floor, floor_extra)
