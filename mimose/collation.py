@@ -105,7 +105,7 @@ class Collation:
 
     def __init__(self, last_steps: LastSteps) -> None:
         self._last = last_steps
-        last_steps.tell(self.stepped)
+        last_steps.listen(self.stepped)
         self._pairs: LRUCache[str, deque[tuple[Drawn, Sizes]]]
         self._pairs = LRUCache(MOST_CONTEXTS)
         """Batches and the sizes of their steps, by structure and number of lengths."""

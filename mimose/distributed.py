@@ -49,9 +49,10 @@ from mimose.exceptions import (
     OtherRankError,
     first_line,
 )
-from mimose.inputs.sharding import communicates, is_sharded
+from mimose.model.sharding import communicates, is_sharded
 from mimose.planners import Menu
-from mimose.policy import Decision, Policy, without_plan
+from mimose.policy.decision import Decision, without_plan
+from mimose.policy.policy import Policy
 from mimose.records import AgreementUse
 from mimose.torch_private import group_timeout
 from mimose.types import StepInput
@@ -284,7 +285,7 @@ class Ranks:
                     self._gathered(_described(error))
             raise
 
-    def meet(self, description: Sequence[str]) -> None:
+    def check_same_setup(self, description: Sequence[str]) -> None:
         """Check at the start of the session that all ranks plan the same.
 
         Args:

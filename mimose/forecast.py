@@ -20,14 +20,16 @@ from cachetools import LRUCache
 
 from mimose.arguments import check_shape
 from mimose.budget import format_bytes
-from mimose.cost.problem import Memory, extrapolation_ratio, step_work, why_unknown
+from mimose.cost.problem import Memory, step_work
+from mimose.cost.trust import extrapolation_ratio, why_unknown
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.inputs.describe import Describer, SizeTable
+from mimose.inputs.describe import Describer
+from mimose.inputs.size_table import SizeTable
+from mimose.loss_by_rows import LossChoice
 from mimose.planners import Plan
-from mimose.policy import CachedPlan, Policy
+from mimose.policy.plans import CachedPlan, Plans
 from mimose.runtime.budget import SessionBudget
 from mimose.runtime.last_steps import LastSteps
-from mimose.runtime.loss_choice import LossChoice
 from mimose.runtime.seconds import StepSeconds
 from mimose.runtime.step import Steps
 from mimose.types import BY_ROWS, StepInput
@@ -35,7 +37,7 @@ from mimose.types import BY_ROWS, StepInput
 Work: TypeAlias = tuple[float, float, float]
 """What `step_work` returns."""
 
-_GRAINS = 2048
+_ROUNDINGS_PER_BUDGET = 2048
 """Held bytes are rounded up to this fraction of the budget, so that small changes find
 the cached forecast."""
 
@@ -81,7 +83,7 @@ class Forecasts:
 
     Args:
         last_steps: The steps that a shape refers to.
-        policy: Makes plans.
+        plans: Makes plans.
         budget: The session's budget.
         seconds: Predicts seconds.
         losses: Chooses how losses are computed.
@@ -92,14 +94,14 @@ class Forecasts:
     def __init__(
         self,
         last_steps: LastSteps,
-        policy: Policy,
+        plans: Plans,
         budget: SessionBudget,
         seconds: StepSeconds,
         losses: LossChoice,
         steps: Steps,
         describer: Describer,
     ) -> None:
-        self._last, self._policy, self._budget = last_steps, policy, budget
+        self._last, self._plans, self._budget = last_steps, plans, budget
         self._seconds, self._losses = seconds, losses
         self._steps, self._describer = steps, describer
         self._known: LRUCache[Hashable, tuple[Forecast, Work | None]] = LRUCache(4096)
@@ -157,7 +159,7 @@ class Forecasts:
             known, usable = self._usable(own, table, memory)
             if usable is None:
                 return False
-            least = self._policy.least_plan(known, memory, usable)
+            least = self._plans.least_plan(known, memory, usable)
             return _peak_bytes(least, memory) <= usable
 
         found = self._largest[key] = _last(fits, limit)
@@ -181,7 +183,7 @@ class Forecasts:
         memory = self._memory_to_come(has_gradients=accumulating)
         more = budget_bytes - self._budget.n_bytes
         more_level = more / memory.reserved_ratio
-        grain = budget_bytes / _GRAINS
+        grain = budget_bytes / _ROUNDINGS_PER_BUDGET
         memory = memory._replace(
             start_bytes=math.ceil(memory.start_bytes / grain) * grain,
             budget_bytes=math.floor((memory.budget_bytes + more_level) / grain) * grain,
@@ -201,8 +203,8 @@ class Forecasts:
         return self._budget.memory_at(start + to_be if has_gradients else start)
 
     def _key(self, step_input: StepInput, memory: Memory) -> Hashable:
-        known = self._policy.learner.model.version, self._steps.n_begun > 0
-        return step_input, memory, known, round(self._policy.margin.share, 3)
+        known = self._plans.learner.model.version, self._steps.n_begun > 0
+        return step_input, memory, known, round(self._plans.margin.share, 3)
 
     def _usable(
         self, step_input: StepInput, table: SizeTable, memory: Memory
@@ -216,7 +218,7 @@ class Forecasts:
             The step, and the highest level that its prediction may reach; None if no
             known step predicts it.
         """
-        learner, policy = self._policy.learner, self._policy
+        learner, plans = self._plans.learner, self._plans
         contexts = [step_input.context]
         if "+" not in step_input.context:
             base = step_input.context.removesuffix(BY_ROWS)
@@ -236,7 +238,7 @@ class Forecasts:
         is_first = not self._steps.n_begun
         for like in likes:
             if not why_unknown(learner.model, like):
-                return like, policy.usable_bytes(like, memory, is_first=is_first)
+                return like, plans.usable_bytes(like, memory, is_first=is_first)
         return likes[0], None
 
     def _forecast(
@@ -244,7 +246,7 @@ class Forecasts:
     ) -> tuple[Forecast, Work | None]:
         """Return a forecast without seconds, and the work that decides them."""
         known, usable = self._usable(step_input, table, memory)
-        model, policy = self._policy.learner.model, self._policy
+        model, plans = self._plans.learner.model, self._plans
         is_new = known.context not in model.patterns
         forecast = Forecast(
             shape=table.named(step_input.sizes),
@@ -254,14 +256,14 @@ class Forecasts:
         if usable is None:
             return replace(forecast, why_not=why_unknown(model, known)), None
         try:
-            made = policy.peek(known, memory) or policy.make(known, memory, usable)
+            made = plans.peek(known, memory) or plans.make(known, memory, usable)
         except InfeasibleBudgetError:
-            made = policy.least_plan(known, memory, usable)
+            made = plans.least_plan(known, memory, usable)
         peak = _peak_bytes(made, memory)
         if peak <= usable:
             forecast = replace(forecast, fits=True, peak_bytes=peak, plan=made.plan)
             return forecast, step_work(model, known, made.plan.actions)
-        share, most = policy.margin.share, format_bytes(usable)
+        share, most = plans.margin.share, format_bytes(usable)
         why_not = (
             f"even the best plan ({made.plan.planner}) is predicted to reach "
             f"{format_bytes(peak)}, and with the safety margin of {share:.1%} it may "

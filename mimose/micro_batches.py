@@ -49,7 +49,7 @@ from mimose.distributed import (
 )
 from mimose.exceptions import InfeasibleBudgetError, MimoseError
 from mimose.forecast import Forecast, Forecasts
-from mimose.inputs.sharding import parallel_shares
+from mimose.model.sharding import parallel_shares
 from mimose.records import Records
 from mimose.runtime.budget import SessionBudget
 from mimose.runtime.driver import Driver

@@ -31,31 +31,27 @@ from mimose.budget import Budget, format_bytes
 from mimose.collation import Collation
 from mimose.cost.problem import Memory, fill_problem, step_work
 from mimose.distributed import find_ranks
-from mimose.exceptions import (
-    BudgetError,
-    MimoseError,
-    StateMismatchError,
-)
+from mimose.exceptions import BudgetError, MimoseError, StateMismatchError
 from mimose.forecast import Forecast, Forecasts
-from mimose.inputs.compiled import raise_if_compiled
-from mimose.inputs.describe import SizeTable
-from mimose.inputs.kv_cache import without_caches
-from mimose.inputs.layers import LayersSpec, find_layers, raise_if_checkpointed
-from mimose.inputs.patch import Patch, owner_of, raise_if_attached
-from mimose.inputs.placement import only_device
-from mimose.inputs.sharding import (
+from mimose.inputs.size_table import SizeTable
+from mimose.memory.meters import Meter
+from mimose.micro_batches import Batch, Lengths, Loss, Splitter
+from mimose.model.compiled import raise_if_compiled
+from mimose.model.kv_cache import without_caches
+from mimose.model.layers import LayersSpec, find_layers, raise_if_checkpointed
+from mimose.model.patch import Patch, owner_of, raise_if_attached
+from mimose.model.placement import only_device
+from mimose.model.sharding import (
     inside_ddp,
     parallel_shares,
     raise_if_unplannable,
     sharding,
 )
-from mimose.memory.meters import Meter
-from mimose.micro_batches import Batch, Lengths, Loss, Splitter
 from mimose.planners import Planner, PlanningProblem, lay_out, make_planner
 from mimose.predictors import Estimator, check_estimator
 from mimose.records import Summary
 from mimose.report import text as _report
-from mimose.report.columns import terminal_width
+from mimose.report.text import terminal_width
 from mimose.runtime.engine import Engine
 from mimose.runtime.layer_calls import LayerPatch
 from mimose.runtime.options import Options
@@ -311,10 +307,10 @@ class Session:
         with nullcontext() if ranks is None else ranks.sharing_errors():
             self._engine = engine = Engine(model, options, found, ranks)
         self.records = engine.records
-        last, budget, policy = engine.last_steps, engine.budget, engine.policy
+        last, budget, plans = engine.last_steps, engine.budget, engine.plans
         steps, describer, seconds = engine.steps, engine.describer, engine.seconds
         self._forecasts = Forecasts(
-            last, policy, budget, seconds, engine.losses, steps, describer
+            last, plans, budget, seconds, engine.losses, steps, describer
         )
         self._splitter = Splitter(
             self._forecasts, last, budget, engine.driver, self.records, ranks
@@ -341,7 +337,7 @@ class Session:
         with nullcontext() if ranks is None else ranks.sharing_errors():
             engine.budget.raise_if_held()
             if ranks is not None:
-                ranks.meet(
+                ranks.check_same_setup(
                     (
                         f"the actions {', '.join(engine.learner.model.menu.names)}",
                         f"the planner {options.planner_name!r}",
@@ -591,7 +587,7 @@ class Session:
         Raises:
             TypeError: `loader` is not iterable.
         """
-        return watched(loader, self._engine.ahead)
+        return watched(loader, self._engine.prefetcher)
 
     def expect(self, shapes: Iterable[Mapping[str, int]]) -> None:
         """Announce the sizes of all later batches, if you know them.
@@ -759,7 +755,7 @@ class Session:
             layers=self._n_layers,
             cache_hits=self._engine.policy.n_hits,
             cache_misses=self._engine.policy.n_misses,
-            margin=self._engine.policy.margin.share,
+            margin=self._engine.plans.margin.share,
             kept_units=dict(self._engine.findings.kept),
             **self._engine.limit.summary(),
             **self._pace(),
@@ -790,7 +786,7 @@ class Session:
             TypeError: `shape` is not a mapping.
         """
         step_input, table, memory = self._asked(shape)
-        problem, plan, why = self._engine.policy.explain(step_input, memory)
+        problem, plan, why = self._engine.plans.explain(step_input, memory)
         model, seconds = self._engine.learner.model, self._engine.seconds
         rates = seconds.rates(step_input.context)
         work = step_work(model, step_input, plan.actions)

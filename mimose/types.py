@@ -17,6 +17,11 @@ BY_ROWS = "~rows"
 """The end of the context of forwards whose loss is computed by rows."""
 
 
+def without_rows(context: Context) -> Context:
+    """Return the context of the same forwards, each loss computed at once."""
+    return context.replace(BY_ROWS, "")
+
+
 MOST_CONTEXTS = 64
 """The most contexts remembered; then the least recently used is dropped."""
 

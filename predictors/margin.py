@@ -18,7 +18,7 @@ _BEYOND = 0.1
 """The share added for a step at the largest size up to which a fit is trusted."""
 _ENOUGH = 8
 """Large steps until the first allowance for fragmentation does not count any more."""
-_QUIET, _MOST_QUIET = 256, 16_384
+_STEPS_TO_WAIT, _MOST_STEPS_TO_WAIT = 256, 16_384
 """Steps to wait after one out-of-memory error, and at most after several."""
 
 
@@ -169,7 +169,7 @@ class LearnedLimit:
 
     def __init__(self) -> None:
         self.bytes = math.inf
-        self._n_quiet, self._n_needed = 0, _QUIET // 2
+        self._n_quiet, self._n_needed = 0, _STEPS_TO_WAIT // 2
 
     def ran_out(self, held_bytes: float) -> None:
         """Record that an allocation failed.
@@ -178,7 +178,7 @@ class LearnedLimit:
             held_bytes: The most that was held before.
         """
         self.bytes = min(self.bytes, 0.98 * held_bytes)
-        self._n_quiet, self._n_needed = 0, min(2 * self._n_needed, _MOST_QUIET)
+        self._n_quiet, self._n_needed = 0, min(2 * self._n_needed, _MOST_STEPS_TO_WAIT)
 
     def step(self, budget_bytes: float) -> None:
         """Record a step in which memory did not run out.
@@ -196,4 +196,4 @@ class LearnedLimit:
             if self.bytes >= budget_bytes:
                 self._n_quiet = 0
         else:
-            self._n_needed = _QUIET // 2
+            self._n_needed = _STEPS_TO_WAIT // 2

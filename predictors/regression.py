@@ -45,10 +45,10 @@ _DEVIATIONS = 3.0
 """A sample counts as explained within this many standard deviations."""
 _OF_NOISE, _OF_SCALE = 20.0, 0.02
 """An error is tolerated within this multiple of the noise, or this share of a step."""
-_PLAIN = 1e-4
+_NEGLIGIBLE_ERROR = 1e-4
 """A quantity other than a peak whose error is below this share of a step may be
 predicted at any size."""
-_MANY_SHAPES, _BEARABLE = 8, 5.0
+_MANY_SHAPES, _PEAK_TOLERANCES = 8, 5.0
 """A peak fitted to this many shapes is trusted up to this multiple of the tolerance,
 because the prediction is raised by the error."""
 _BENT = 1e-3
@@ -351,7 +351,7 @@ class Fit:
             scale: The growth of a step, of which the tolerance is a share.
         """
         is_many = self._is_peak and self.n_shapes >= _MANY_SHAPES
-        times = _BEARABLE if is_many else 1.0
+        times = _PEAK_TOLERANCES if is_many else 1.0
         return self.n_shapes > 1 and self.error <= times * self._tolerance(scale)
 
     def outside(self, sizes: Sizes, high: Sizes, scale: float = 0.0) -> str:
@@ -363,7 +363,7 @@ class Fit:
             scale: The growth of a step, as for `is_trusted`.
         """
         reach = EXACT_REACH if self.is_settled else REACH
-        if not self._is_peak and self.error < _PLAIN * scale:
+        if not self._is_peak and self.error < _NEGLIGIBLE_ERROR * scale:
             reach = math.inf
         for column, role in enumerate(self._roles):
             size = sizes[column]

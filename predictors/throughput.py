@@ -36,11 +36,6 @@ check a line."""
 _CLEARLY = 2.0 / 3.0
 """A knee is used if its error at left-out points is below this share of the line's. Of
 straight series with 4 to 19 points and 0.2 to 10% noise, at most 4% then get a knee."""
-_ROUNDS = 5
-"""Rounds of the fit, each with less weight on steps with large errors."""
-
-
-# ------------------------------------------------------------------ series
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,56 +125,6 @@ def fit_series(
         highest=float(x.max()),
     )
     return replace(found, refused=_why_refused(found, n_places, tolerance))
-
-
-def fit_rates(work: ArrayLike, seconds: ArrayLike, guess: ArrayLike) -> Floats:
-    """Fit seconds as a sum of work, each times a non-negative rate.
-
-    It minimizes the squares of relative errors. A step with more than three times the
-    median error gets less weight: it may have waited for something else.
-
-    Args:
-        work: (n_steps, n_rates) Work of each step, such as 1, FLOPs and bytes. At most
-            about six columns.
-        seconds: (n_steps,) Positive seconds of each step.
-        guess: (n_rates,) A weak prior: the product with the rates should be near 0.
-
-    Returns:
-        (n_rates,) The rates, in seconds for each 1 of work.
-    """
-    values = np.asarray(seconds, dtype=np.float64)[:, None]
-    shares = np.vstack((np.asarray(work, dtype=np.float64) / values, guess))
-    target = np.append(np.ones(len(values)), 0.0)
-    scale = np.linalg.norm(shares, axis=0)
-    shares = shares / np.where(scale == 0.0, 1.0, scale)
-    weights = np.ones(len(target))
-    rates = np.zeros(shares.shape[1])
-    for _ in range(_ROUNDS):
-        rates = _non_negative(shares * weights[:, None], target * weights)
-        off = np.abs(shares @ rates - target)[:-1]
-        weights[:-1] = 1.0 / np.sqrt(
-            np.maximum(1.0, off / (3.0 * np.median(off) + 1e-4))
-        )
-    return rates / np.where(scale == 0.0, 1.0, scale)
-
-
-def _non_negative(design: Floats, target: Floats) -> Floats:
-    """Return the non-negative least squares, by trying all subsets of the columns.
-
-    There are about four columns. SciPy's solver would have to be imported in every
-    session that makes a report.
-    """
-    best, least = np.zeros(design.shape[1]), float(target @ target)
-    for used in itertools.product((True, False), repeat=design.shape[1]):
-        columns = np.flatnonzero(used)
-        found = np.linalg.lstsq(design[:, columns], target, rcond=None)[0]
-        rest = target - design[:, columns] @ found
-        if (found >= 0.0).all() and rest @ rest < least:
-            best, least = np.zeros(design.shape[1]), float(rest @ rest)
-            best[columns] = found
-        if all(used) and best.any():
-            break
-    return best
 
 
 _Fitter = Callable[[Floats, Floats], Series]

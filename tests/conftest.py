@@ -114,9 +114,9 @@ def _sim_as_new(request: pytest.FixtureRequest) -> Iterator[None]:
     device = request.getfixturevalue("sim")
     _reset(device)
     yield
-    from mimose.memory.wall import standing
+    from mimose.memory.wall import active_walls
 
-    assert not standing, "a session's or a proof's wall was left standing"
+    assert not active_walls, "a session's or a proof's wall was left standing"
     _reset(device)
 
 

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 import mimose
 from mimose import loss_by_rows
-from mimose.memory.marks import StorageTracker
+from mimose.measure.storage import StorageTracker
 
 BOTH = F.cross_entropy, mimose.cross_entropy
 DTYPES = torch.float64, torch.float32, torch.bfloat16, torch.float16

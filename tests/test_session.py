@@ -13,7 +13,7 @@ from torch.utils.data import DataLoader
 from toys import Chain
 
 import mimose
-from mimose.inputs.patch import Patch
+from mimose.model.patch import Patch
 
 ZOO = ("bert", "resnet")
 

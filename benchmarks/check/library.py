@@ -94,14 +94,14 @@ def out_of_memory(device: torch.device) -> Iterator[Line]:
             training.run = session.step
             list(training.train(lengths[: len(lengths) // 2]))
             wall = Wall(training.reserved)
-            wall.stand(left_bytes)
+            wall.activate(left_bytes)
             try:
                 for length in lengths[len(lengths) // 2 :]:
                     before = training.reserved.usage().n_ooms
                     list(training.train((length,)))
                     failures.append(training.reserved.usage().n_ooms - before)
             finally:
-                wall.fall()
+                wall.deactivate()
         return training.weights()
 
     same = same_weights("weights, memory taken away in mid-run", weights)

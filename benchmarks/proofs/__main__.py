@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Settings
-from mimose import usage
+from mimose.bench import usage
 from mimose.bench.device import SIM, kind_of, need_device
 
 PROOFS = tuple(

@@ -19,7 +19,7 @@ import torch
 from benchmarks.check import GROUPS, MISSED, Line, impossible, judged, run_group
 from benchmarks.proofs import common
 from benchmarks.proofs.common import Answer, Bar, Options, Row, Rows, Settings, Task
-from mimose.usage import positive
+from mimose.bench.usage import positive
 
 QUESTION = "Does this device do what the library relies on?"
 OPTIONS = (

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 from mimose.bench.child import RunFailedError, run_child
 from mimose.bench.rows import Row as Provenance
 from mimose.bench.rows import RunSettings
+from mimose.bench.usage import at_least_one
 from mimose.exceptions import first_line
-from mimose.report import columns
-from mimose.usage import at_least_one
+from mimose.report import text
 
 if TYPE_CHECKING:
     from mimose.records import StepRecord
@@ -285,7 +285,7 @@ def format_table(table: Sequence[Mapping[str, object]]) -> list[str]:
         return []
     head = list(dict.fromkeys(title for line in table for title in line))
     cells = [[_cell(line.get(title)) for title in head] for line in table]
-    return columns.table([head, *cells])
+    return text.table([head, *cells])
 
 
 def _cell(value: object) -> str:

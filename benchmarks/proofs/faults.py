@@ -54,7 +54,7 @@ from benchmarks.proofs.common import Answer, Bar, Settings
 from mimose.bench.child import RunFailedError
 from mimose.bench.device import SIM
 from mimose.exceptions import first_line
-from mimose.memory.wall import standing
+from mimose.memory.wall import active_walls
 from mimose.records import read_records
 from mimose.worker import Job, Worker
 
@@ -68,7 +68,7 @@ DEFAULTS = {"device": SIM}
 WIDTH = 16
 _STEPS, _ROWS, _LAYERS = 4, (1024, 2048, 3072, 4096), 6
 _LIBRARY = f"{Path(mimose.__file__).parent}/"
-_AHEAD = tuple(f"{_LIBRARY}{name}" for name in ("policy.py", "planners", "cost"))
+_AHEAD = tuple(f"{_LIBRARY}{name}" for name in ("policy", "planners", "cost"))
 """What runs as a plan is made before its batch comes."""
 _LINES = {"attach": 9000, "watch": 1500, "forward": 4000, "backward": 1500}
 _LINES |= {"optimizer": 150, "detach": 400}
@@ -618,7 +618,7 @@ def _left(trained: nn.Module, before: tuple[int, int]) -> list[str]:
     for when in ("pre", "post"):
         hooks = getattr(torch_optimizer, f"_global_optimizer_{when}_hooks")
         found += [f"{len(hooks)} hooks of optimizers"] * bool(hooks)
-    found += ["a wall"] * bool(standing)
+    found += ["a wall"] * bool(active_walls)
     fraction = _sim().get_per_process_memory_fraction()
     found += [f"a limit of {fraction}"] * (fraction != 1.0)
     held, names = _held(), [thread.name for thread in threading.enumerate()]

@@ -34,7 +34,7 @@ from benchmarks.proofs.numbers import mean
 from benchmarks.scale.fill import PLACES, Group, Place, Trials
 from benchmarks.scale.models import WORKLOADS
 from mimose.bench.device import SIM
-from mimose.usage import positive
+from mimose.bench.usage import positive
 
 QUESTION = "What do steps take on this card, of the card and of the host?"
 DEFAULTS = {"seed": 1, "threads": 1}

@@ -42,8 +42,8 @@ from benchmarks.scale.models import WORKLOADS
 from benchmarks.scale.run import BUDGET, GIB, Run, build
 from mimose.bench.device import SIM
 from mimose.cost.learner import Learner
-from mimose.inputs.layers import find_layers
-from mimose.policy import Policy
+from mimose.model.layers import find_layers
+from mimose.policy.policy import Policy
 from mimose.predictors.regression import Fit
 from mimose.session import attach
 from mimose.tensors import tensors_in

@@ -13,8 +13,8 @@ from typing import Any, TypeAlias
 import torch
 from torch import nn
 
+from mimose.bench.usage import UsageError
 from mimose.bench.zoo import ZOO, Batch
-from mimose.usage import UsageError
 
 Sizes: TypeAlias = dict[str, int]
 

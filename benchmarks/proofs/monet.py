@@ -35,7 +35,7 @@ from mimose.bench.child import run_child
 from mimose.bench.machine import HEAP_IS_KEPT
 from mimose.bench.step_meter import DeviceStepMeter
 from mimose.bench.zoo import ZOO, Batch, moved
-from mimose.memory.marks import StorageTracker
+from mimose.measure.storage import StorageTracker
 from mimose.planners import (
     InfeasibleBudgetError,
     Optimal,

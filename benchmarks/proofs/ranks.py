@@ -223,6 +223,6 @@ def _alone(ranks: Any) -> float:
     seconds: list[float] = []
     for _ in range(_N_ALONE):
         before = ranks.use().seconds
-        ranks.meet(("an exchange by itself",))
+        ranks.check_same_setup(("an exchange by itself",))
         seconds.append(ranks.use().seconds - before)
     return statistics.median(seconds)

@@ -212,8 +212,8 @@ class _Run:
         with contextlib.ExitStack() as undo:
             if isinstance(meter, AllocatorMeter):
                 wall = Wall(meter)
-                wall.stand(budget_bytes)
-                undo.callback(wall.fall)
+                wall.activate(budget_bytes)
+                undo.callback(wall.deactivate)
             for sizes in self._shapes:
                 if not isinstance(meter, AllocatorMeter):
                     limit_memory(budget_bytes, meter.live_bytes())

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 from mimose.exactness.layer import Layer
-from mimose.memory.marks import Gauge, Trace
+from mimose.measure.gauges import Gauge
+from mimose.measure.trace import Trace
 from mimose.planners import ActionSpec
 from mimose.types import OnRecompute
 

@@ -5,13 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from mimose.actions.base import Invocation, Probe
+from mimose.exactness.call_inputs import CallInputs, is_opaque
 from mimose.exactness.layer import Layer
-from mimose.exactness.side_effects import (
-    OBJECT_CHANGES,
-    FirstCall,
-    Given,
-    is_opaque,
-)
+from mimose.exactness.side_effects import OBJECT_CHANGES, FirstCall
 from mimose.planners.actions import KEEP
 from mimose.torch_private import pytree, top_saved_hooks
 
@@ -31,7 +27,7 @@ class Keep:
         layer = call.layer
         if layer.is_known or layer.is_kept:
             return self._run(call, probe)
-        first, given = FirstCall(layer.module), Given()
+        first, given = FirstCall(layer.module), CallInputs()
         for leaf in pytree.tree_leaves((call.args, call.kwargs)):
             if is_opaque(leaf):
                 given.add(leaf)

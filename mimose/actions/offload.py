@@ -10,7 +10,7 @@ import torch
 from mimose.actions.base import Invocation, Probe
 from mimose.actions.host import AwayInput, Host, HostCall
 from mimose.actions.recompute import Recompute
-from mimose.inputs.describe import argument_tensors
+from mimose.inputs.call_shape import argument_tensors
 from mimose.planners.actions import OFFLOAD_INPUT, RECOMPUTE
 from mimose.tensors import is_plain
 from mimose.torch_private import saved_names

@@ -30,22 +30,17 @@ from torch import nn
 from mimose.actions.base import Invocation, Probe
 from mimose.actions.host import AwayInput
 from mimose.actions.keep import Keep
+from mimose.exactness.call_inputs import PLAIN, CallInputs, is_opaque
 from mimose.exactness.comparison import Comparison
+from mimose.exactness.context import Context, accelerators
 from mimose.exactness.guard import Found
 from mimose.exactness.layer import CONTAINED, Layer
-from mimose.exactness.side_effects import (
-    PLAIN,
-    Context,
-    FirstCall,
-    Given,
-    SavedTensors,
-    accelerators,
-    is_opaque,
-)
+from mimose.exactness.side_effects import FirstCall
+from mimose.exactness.slots import SavedTensors
 from mimose.exceptions import MimoseError, first_line
-from mimose.inputs.compiled import SCRIPTED, code_in_graph
-from mimose.inputs.patch import hidden
 from mimose.memory.out_of_memory import is_out_of_memory
+from mimose.model.compiled import SCRIPTED, code_in_graph
+from mimose.model.patch import hidden
 from mimose.planners.actions import RECOMPUTE
 from mimose.torch_private import (
     NO_GRAPH_TASK,
@@ -121,7 +116,7 @@ class Recompute:
             found,
             on_recompute,
             is_whole=call.is_whole or probe is not None or comparison is not None,
-            lend=SavedTensors(layer.slots) if first is None else first.saved,
+            saved=SavedTensors(layer.slots) if first is None else first.saved,
         )
         output = region.run(call)
         why = ""
@@ -130,7 +125,7 @@ class Recompute:
         else:
             is_contained = any("." in name for _, name in found.edited())
             why = layer.learn(first) or (CONTAINED if is_contained else "")
-            region.found = layer.left(found.state)
+            region.found = layer.with_versions(found.state)
         if comparison is not None:
             comparison.take(output)
             why = why or _code_in(layer, output, region.began)
@@ -180,7 +175,7 @@ class Inputs:
     ) -> None:
         self._away = away
         self.has_inference = False
-        self.given = Given()
+        self.given = CallInputs()
         self.tensors: list[torch.Tensor] = []
         self._versions: list[int] = []
         self._seen: dict[int, Any] = {}
@@ -298,7 +293,7 @@ class Region:
     must call this function and return its result."""
     is_whole: bool
     """Whether a recomputation runs to its end."""
-    lend: SavedTensors
+    saved: SavedTensors
     """Tensors that the forward changes; each recomputation gets copies."""
     has_run: bool = False
 
@@ -373,7 +368,7 @@ class Region:
         """Recompute in the state that the call found; return as `_recompute`."""
         with (
             _GENERATORS,
-            self.layer.as_found(self.found, has_run=self.has_run),
+            self.layer.restored(self.found, has_run=self.has_run),
             self._context.as_then(),
         ):
             return self._recompute(task, only)
@@ -427,7 +422,7 @@ class Region:
     def _forward(self) -> Any:
         """Run the forward in the state in which the call began."""
         self._context.draw_again()
-        self.lend.lend()
+        self.saved.swap_in_copies()
         args, kwargs = self.inputs.again()
         with torch.enable_grad():
             return self.layer.forward(*args, **kwargs)

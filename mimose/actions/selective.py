@@ -84,8 +84,8 @@ from mimose.cost.prices import Prices, prices_of
 from mimose.exactness.guard import State
 from mimose.exactness.layer import Layer
 from mimose.exceptions import RecomputationError, first_line
-from mimose.inputs.describe import argument_tensors, argument_values
-from mimose.memory.marks import precision_of
+from mimose.inputs.call_shape import argument_tensors, argument_values
+from mimose.measure.storage import precision_of
 from mimose.memory.out_of_memory import is_out_of_memory
 from mimose.planners import ActionSpec
 from mimose.planners.actions import KEEP, REBUILDING, RECOMPUTE

@@ -4,5 +4,6 @@
 `advise` says whether saving memory pays for a model; `rehearse` whether it fits a card
 that is not there. They share `child` and `serve`,
 which work in a separate process; `step_meter`, which measures one step from outside;
-`rows`, results with their provenance, as CSV; `machine`, `device`, `corpus` and `zoo`.
+`rows`, results with their provenance, as CSV; `usage`, the options and their errors;
+`machine`, `device`, `corpus` and `zoo`.
 """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from mimose.usage import UsageError
+from mimose.bench.usage import UsageError
 
 SIM = "sim"
 """The simulated accelerator, which is built on its first use."""

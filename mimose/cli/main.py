@@ -34,9 +34,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import mimose
+from mimose.bench.usage import (
+    UsageError,
+    at_least_one,
+    names,
+    need,
+    positive,
+    seed,
+    shares,
+)
 from mimose.exceptions import MimoseError
-from mimose.report.columns import named, terminal_width, wrapped
-from mimose.usage import UsageError, at_least_one, names, need, positive, seed, shares
+from mimose.report.text import named, terminal_width, wrapped
 
 if TYPE_CHECKING:
     from mimose.bench.grid.runner import GridSettings

@@ -53,8 +53,6 @@ class Learner:
         self.lessons: deque[Lesson] = deque(maxlen=_MOST_WAITING)
         self._lock = threading.RLock()
 
-    # ------------------------------------------------------------------ lessons
-
     def absorb(self, step: MeasuredStep) -> None:
         """Learn from one measured step."""
 
@@ -108,8 +106,6 @@ class Learner:
                 self._last_step = self._last_step[0], joined
             self.model = joined
 
-    # ------------------------------------------------------------------ at once
-
     def use(self, context: Context) -> None:
         """Record that a context is used; the least recently used are dropped first."""
         with self._lock:
@@ -131,8 +127,6 @@ class Learner:
         """Make all earlier plans invalid, for example after a step over the budget."""
         with self._lock:
             self.model = self.model.distrusted()
-
-    # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that was learned, as JSON values."""

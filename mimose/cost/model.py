@@ -57,8 +57,6 @@ class CostModel:
     limits: Mapping[int, tuple[str, ...]] = field(default_factory=dict)
     """The allowed actions of layers that do not allow all."""
 
-    # ------------------------------------------------------------------ reading
-
     def allowed(self, layer: int) -> tuple[str, ...]:
         """Return the allowed actions of a layer, in the menu's order."""
         return self.limits.get(layer, self.menu.names)
@@ -108,8 +106,6 @@ class CostModel:
         """Return why this prediction is not trusted; "" if it is."""
         series = self.series.get(quantity)
         return NEVER if series is None else series.why_unknown(sizes, self.scale)
-
-    # ------------------------------------------------------------------ absorbing
 
     def changed(self, **fields: Any) -> CostModel:
         """Return the next version, with other values of some fields."""
@@ -188,8 +184,6 @@ class CostModel:
             precisions=precisions,
         )
 
-    # ------------------------------------------------------------------ two writers
-
     def make_fits(self, base: CostModel | None = None) -> Iterator[None]:
         """Make and store the fits that readers will need, one by one.
 
@@ -223,8 +217,6 @@ class CostModel:
             patterns={c: p for c, p in self.patterns.items() if c not in gone},
             limits=now.limits,
         )
-
-    # ------------------------------------------------------------------ state
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that was learned, as JSON values."""

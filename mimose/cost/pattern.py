@@ -160,8 +160,6 @@ class Pattern:
         said["rows"] = tuple(Row(*row) for row in said["rows"])
         return cls(**said)
 
-    # ------------------------------------------------------------------ sequences
-
     def including(
         self,
         ran: tuple[LayerCall, ...],
@@ -263,8 +261,6 @@ class Pattern:
         is_new = any(map(operator.gt, counts, self.counts))
         return replace(self, varies=True, is_short=self.is_short or is_new)
 
-    # ------------------------------------------------------------------ sizes
-
     def taken_in(
         self, root: Sizes, own: tuple[Sizes, ...], counts: CallCounts = ()
     ) -> Pattern:
@@ -365,8 +361,6 @@ class Pattern:
             if id(rules) not in done:
                 done[id(rules)] = tuple(rule.predict_one(root) for rule in rules)
         return [done[id(rules)] for rules in self.rules.maps]
-
-    # ------------------------------------------------------------------ plans
 
     def calls_until(self, part: int) -> int:
         """Return the number of calls that have run at the end of a forward.

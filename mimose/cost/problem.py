@@ -1,41 +1,21 @@
-"""Fills a `PlanningProblem` for any sizes, or says why it cannot be trusted.
-
-It also predicts a plan's growth and extra FLOPs at exact sizes.
-"""
+"""Fills a `PlanningProblem` for any sizes, and predicts a plan at exact sizes."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from mimose.cost.copies import copies_gone, counted_twice, most_after_copies
+from mimose.cost.layer import layer_classes
 from mimose.cost.model import CostModel
-from mimose.cost.pattern import LayerCall, Neighbours, Pattern
-from mimose.cost.quantity import (
-    AGAIN,
-    Quantity,
-    QuantityKind,
-    backward_sizes,
-    of_backward,
-    of_end,
-    of_gap,
-)
-from mimose.cost.uncounted import uncounted, uncounted_bytes
-from mimose.planners import ActionSpec, PlanningProblem, lay_out
-from mimose.types import Sizes, StepInput
-
-_MOVED = 2.5
-"""Bytes that operators move for each byte that they pack or rebuild, if not counted."""
-_COPIED = 120.0
-"""Bytes moved in the time of copying one to the host: 3 TB/s against 25 GB/s."""
-_AND_COPIES = 1.01
-"""Cost factor of an action that recomputes and copies to the host, relative to a plain
-recomputation. At equal costs planners would always prefer it."""
+from mimose.cost.pattern import Neighbours, Pattern
+from mimose.cost.quantity import QuantityKind, of_end, of_gap
+from mimose.planners import PlanningProblem, lay_out
+from mimose.types import StepInput
 
 
 class Memory(NamedTuple):
@@ -54,261 +34,6 @@ class Memory(NamedTuple):
     def headroom_bytes(self) -> float:
         """The most that the step may grow."""
         return self.budget_bytes - self.start_bytes
-
-
-# ------------------------------------------------------------------------------- trust
-
-
-def why_unknown(model: CostModel, step_input: StepInput) -> str:
-    """Return why no plan can be trusted at these sizes; "" if one can.
-
-    Args:
-        model: What was learned.
-        step_input: The step's context and sizes.
-    """
-    if step_input.context not in model.patterns:
-        return "nothing was measured with such inputs yet"
-    if not step_input.counts and model.patterns[step_input.context].lacks_some(
-        step_input.sizes
-    ):
-        return "more layers run at such sizes than in the steps measured"
-    pattern = model.pattern(step_input)
-    if not pattern.calls:
-        return "no layer took part in the backward of such steps"
-    if not pattern.is_ordered:
-        return "gradients do not arrive in the reverse order of the layers"
-    if not pattern.follows_rules:
-        return "the sizes of the layers' inputs do not follow from the batch's sizes"
-    for name, key, sizes in _needed(model, step_input, pattern):
-        reason = model.why_unknown(key, sizes)
-        if reason:
-            return f"{name}: {reason}"
-    return ""
-
-
-def extrapolation_ratio(model: CostModel, step_input: StepInput) -> float:
-    """Return the relative distance of sizes beyond the measured range."""
-    high = model.pattern(step_input).high
-    pairs = zip(step_input.sizes, high, strict=True)
-    return max(0.0, *(size / max(1, most) - 1.0 for size, most in pairs))
-
-
-def _needed(
-    model: CostModel, step_input: StepInput, pattern: Pattern
-) -> Iterator[tuple[str, Quantity, Sizes]]:
-    """Yield each series that a plan needs, with its name for messages and its sizes."""
-    for layer in _layers(model, step_input, pattern):
-        yield from layer.needed()
-    kinds: tuple[QuantityKind, ...] = ("retained", "transient")
-    for kind in kinds:
-        for pair in pattern.layout.gaps:
-            between = of_gap(kind, step_input, pair)
-            yield "between the layers", between, step_input.sizes
-        yield "the head", of_end(kind, step_input, "head"), step_input.sizes
-        yield "the loss", of_end(kind, step_input, "loss"), step_input.sizes
-
-
-# ------------------------------------------------------------------------------ layers
-
-
-@dataclass(frozen=True, slots=True)
-class _Layer:
-    """One class of calls: its predictions."""
-
-    model: CostModel
-    step_input: StepInput
-    call: LayerCall
-    """A call of the class."""
-    neighbours: Neighbours
-    sizes: Sizes
-    """The sizes of that call."""
-
-    @property
-    def backward_sizes(self) -> Sizes:
-        """The sizes that its backward depends on."""
-        return backward_sizes(self.step_input, self.sizes, self.neighbours)
-
-    @property
-    def known(self) -> tuple[str, ...]:
-        """The actions that plans may use: first, least, and others that are known."""
-        menu = self.model.menu
-        return tuple(
-            action
-            for action in menu.names
-            if action in (menu.first, menu.least) or self._is_known(self._held(action))
-        )
-
-    def lacks(self, action: str) -> bool:
-        """Whether an action must still be measured."""
-        own = self._own_backward("transient", action)
-        why_not = self.model.why_unknown(own, self.backward_sizes)
-        return bool(why_not) or action not in self.known
-
-    def needed(self) -> Iterator[tuple[str, Quantity, Sizes]]:
-        """Yield each series that a plan needs, with its name and its sizes.
-
-        The backward of the first action is learned from planned steps, so plans are
-        made without it.
-        """
-        name, first = self.call.name, self.model.menu.first
-        allowed = self.model.allowed(self.call.layer)
-        actions = [action for action in self.known if action in allowed]
-        for action in actions:
-            yield f"bytes held ({action}) of {name}", self._held(action), self.sizes
-        for action in actions:
-            yield f"forward ({action}) of {name}", self._forward(action), self.sizes
-        for action in actions:
-            if action != first:
-                key, _ = self._backward(action)
-                yield f"backward ({action}) of {name}", key, self.backward_sizes
-        left = self._own_backward("retained")
-        yield f"gradients of {name}", left, self.backward_sizes
-
-    def _predict(self, key: Quantity) -> float:
-        return self.model.predict(key, self.sizes)
-
-    def _is_known(self, key: Quantity) -> bool:
-        return not self.model.why_unknown(key, self.sizes)
-
-    def _held(self, action: str) -> Quantity:
-        return Quantity("exact", self.call.family, "held", action)
-
-    def _forward(self, action: str) -> Quantity:
-        """Return the series of an action's forward.
-
-        If it is not known, the first action stands in, which holds the most.
-        """
-        menu, family = self.model.menu, self.call.family
-        for name in (action, menu.first):
-            own = Quantity("transient", family, "forward", name)
-            if action == menu.least or self._is_known(own):
-                return own
-        return Quantity("transient", family, "forward", AGAIN)
-
-    def _own_backward(self, kind: QuantityKind, action: str = "") -> Quantity:
-        family = self.call.family
-        return of_backward(kind, self.step_input, family, self.neighbours, action)
-
-    def _backward(self, action: str) -> tuple[Quantity, bool]:
-        """Return the series of an action's backward, and whether it is its own.
-
-        If it is not known, the least action stands in, under which most measured steps
-        run.
-        """
-        model, menu = self.model, self.model.menu
-        own, least = (self._own_backward("transient", a) for a in (action, menu.least))
-        if least not in model.series or not model.why_unknown(own, self.backward_sizes):
-            return own, True
-        return least, action == menu.least
-
-    def retained_bytes(self) -> float:
-        """Return the retained bytes of the backward, under any action."""
-        return self.model.predict(self._own_backward("retained"), self.backward_sizes)
-
-    def largest_bytes(self) -> float:
-        """Return the bytes of its backward's largest tensor; 0 if not known."""
-        return self._predict(Quantity("exact", self.call.family, "largest"))
-
-    def numbers(self) -> NDArray[np.float64]:
-        """Return (5, K): held, forward and backward transient peak, cost, host."""
-        menu, family = self.model.menu, self.call.family
-        held = [self._predict(self._held(action)) for action in menu.names]
-        held[0] = max(held[0], held[-1])
-        saved = self._predict(Quantity("exact", family, "own output"))
-        forward = [self._predict(self._forward(action)) for action in menu.names]
-        again = Quantity("transient", family, "forward", AGAIN)
-        if self._is_known(again):
-            forward[0] = max(forward[0], self._predict(again))
-        backward, cost, host = [], [], []
-        for spec, own in zip(menu.specs, held, strict=True):
-            key, is_own = self._backward(spec.name)
-            over = self.model.predict(key, self.backward_sizes)
-            if spec.recomputes or not is_own:
-                # The readings exclude what the recomputation brings back.
-                over += max(0.0, held[0] - own)
-            # The next layer frees this layer's output: Note: [Least]. If the layer has
-            # saved it, as a last ReLU does, it holds it unless it recomputes.
-            backward.append(max(forward[0], over) if spec.recomputes else over + saved)
-            cost.append(self._cost(spec, held[0] - own))
-            on_host = Quantity("exact", family, "host", spec.name)
-            needs_all = spec.needs_host and not self._is_known(on_host)
-            host.append(held[0] if needs_all else self._predict(on_host))
-        own_names = [uncounted(family, self.neighbours, a) for a in menu.names]
-        are_known = list(map(self._is_known, own_names))
-        held = [
-            self.uncounted_bytes(a) + (own if is_known else min(own, held[0]))
-            for a, own, is_known in zip(menu.names, held, are_known, strict=True)
-        ]
-        return np.array((held, forward, backward, cost, host))
-
-    def uncounted_bytes(self, action: str, *, all_kept: bool = False) -> float:
-        """Return what the call holds beyond what was counted."""
-        own = self.call.family, self.neighbours, self.sizes
-        return uncounted_bytes(self.model, *own, action, all_kept=all_kept)
-
-    def _cost(self, spec: ActionSpec, freed_bytes: float) -> float:
-        """Return an action's cost in FLOPs: those it runs, and those for its bytes.
-
-        They are FLOPs of the fastest products of the model.
-
-        Pointwise operators are bound by the memory. Those of a recomputation move about
-        the bytes that it brings back, if they were not counted.
-        """
-        if spec.name == self.model.menu.first:
-            return 0.0
-        moved = Quantity("exact", self.call.family, "moved", spec.name)
-        n_bytes = max(0.0, freed_bytes)
-        if self._is_known(moved):
-            n_bytes = self._predict(moved)
-        elif not spec.recomputes:
-            n_bytes *= _COPIED if spec.needs_host else _MOVED
-        flops = self.flops(spec.name) * self.model.slowness(self.call.family)
-        cost = flops + self.model.byte_flops * n_bytes
-        if spec.recomputes and spec.needs_host:
-            cost *= _AND_COPIES
-        return cost or 1.0
-
-    def flops(self, action: str) -> float:
-        """Return the FLOPs that an action runs."""
-        if action == self.model.menu.first:
-            return 0.0
-        menu = self.model.menu
-        known_as = menu.least if menu.spec(action).recomputes else action
-        return self._predict(Quantity("exact", self.call.family, "cost", known_as))
-
-
-def _layers(model: CostModel, step_input: StepInput, pattern: Pattern) -> list[_Layer]:
-    """Return each class of a pattern's calls."""
-    own = pattern.own_sizes(step_input.sizes)
-    return [
-        _Layer(model, step_input, pattern.calls[index], neighbours, own[index])
-        for index, neighbours in pattern.layout.classes
-    ]
-
-
-def unknown_actions(
-    model: CostModel, step_input: StepInput
-) -> tuple[tuple[str, ...], ...]:
-    """Return for each call the actions that must still be measured.
-
-    They are between the first and the least action. A call that a plan keeps can run
-    under one of them, because that holds no more. Calls of one class have the same.
-
-    Args:
-        model: What was learned.
-        step_input: The step's context and sizes.
-    """
-    pattern, between = model.pattern(step_input), model.menu.names[1:-1]
-    if not between:
-        return ((),) * len(pattern.calls)
-    found = []
-    for layer in _layers(model, step_input, pattern):
-        allowed = model.allowed(layer.call.layer)
-        found.append(tuple(a for a in between if a in allowed and layer.lacks(a)))
-    return tuple(found[number] for number in pattern.layout.of_call)
-
-
-# ----------------------------------------------------------------------------- filling
 
 
 class _Head(NamedTuple):
@@ -363,7 +88,7 @@ def fill_problem(
         KeyError: Nothing was measured in this context.
     """
     pattern, menu = model.pattern(step_input), model.menu
-    layout, layers = pattern.layout, _layers(model, step_input, pattern)
+    layout, layers = pattern.layout, layer_classes(model, step_input, pattern)
     tables = [layer.numbers() for layer in layers]
     table = np.array(tables).reshape(-1, 5, len(menu.names))
     held, forward, backward, cost, host = table[layout.of_call].transpose(1, 0, 2)
@@ -399,9 +124,6 @@ def fill_problem(
         host_budget_bytes=memory.host_budget_bytes,
         lossy=menu.lossy,
     )
-
-
-# ----------------------------------------------------------------- plans at exact sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -450,7 +172,7 @@ def plan_growth(
     peaks = laid_out.peak_bytes_by_segment - problem.start_bytes
     level = laid_out.level_bytes[at_head] - problem.start_bytes
     pattern, first = model.pattern(step_input), model.menu.first
-    layers, n_kept = _layers(model, step_input, pattern), 0
+    layers, n_kept = layer_classes(model, step_input, pattern), 0
     while n_kept < len(actions) and actions[n_kept] == first:
         layer = layers[pattern.layout.of_call[n_kept]]
         n_kept += 1
@@ -487,7 +209,7 @@ def step_work(
         actions: The plan's, one a call.
     """
     pattern, names = model.pattern(step_input), model.menu.names
-    layers = _layers(model, step_input, pattern)
+    layers = layer_classes(model, step_input, pattern)
     tables = [layer.numbers() for layer in layers]
     of_forwards = [layer.flops(model.menu.least) for layer in layers]
     flops = held = cost = 0.0
@@ -510,6 +232,6 @@ def extra_flops(
         actions: The plan's, one a call.
     """
     pattern = model.pattern(step_input)
-    layers = _layers(model, step_input, pattern)
+    layers = layer_classes(model, step_input, pattern)
     pairs = zip(pattern.layout.of_call, actions, strict=True)
     return tuple(round(layers[number].flops(action)) for number, action in pairs)

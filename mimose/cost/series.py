@@ -84,9 +84,9 @@ class Series:
         return self._fit is not None
 
     def fit(self) -> Fit | None:
-        """Return the fit of the readings, made if there is none yet.
+        """Return the cached fit, fitting the readings first if needed.
 
-        None where nothing was read, or the estimator failed.
+        None without readings, or if the estimator failed.
         """
         if self._fit is None and self.readings and not self.why_not:
             kind = self.kind

@@ -22,7 +22,7 @@ from typing import Any, TypeAlias
 import torch
 
 from mimose.exactness.layer import Layer
-from mimose.inputs.compiled import SCRIPTED, code_in_graph
+from mimose.model.compiled import SCRIPTED, code_in_graph
 from mimose.tensors import is_plain, tensors_in, words_of
 from mimose.torch_private import next_sequence_number
 from mimose.types import OnRecompute
@@ -112,11 +112,11 @@ class Comparison:
         if trial is not None:
             flags += _differences(trial, again)
 
-        def tell(differ: Sequence[bool]) -> None:
+        def on_flags_read(differ: Sequence[bool]) -> None:
             is_other, is_unsteady = any(differ[:n_first]), any(differ[n_first:])
             self._settle(is_other, is_unsteady, is_on_cpu or trial is not None)
 
-        self._layer.findings.defer(flags, tell)
+        self._layer.findings.defer(flags, on_flags_read)
 
     def _settle(self, is_other: bool, is_unsteady: bool, is_clear: bool) -> None:
         """Decide what a difference means; it is clear on a CPU, or after a trial."""

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 import torch
 
 from mimose.cost.learner import Learner
-from mimose.exactness.side_effects import Given
+from mimose.exactness.call_inputs import CallInputs
 
 _log = logging.getLogger(__name__)
 
@@ -59,7 +59,7 @@ class Findings:
         self.families: Sequence[str] = ()
         self._excluded: set[tuple[str, str]] = set()
         self.version = 0
-        self.read: list[tuple[int, Given]] = []
+        self.read: list[tuple[int, CallInputs]] = []
         self.impure: dict[int, str] = {}
         self.on_compiled, self.on_out_of_memory = on_compiled, on_out_of_memory
         self.deferred: list[_Deferred] = []

@@ -31,7 +31,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
-from mimose.inputs.sharding import is_sharded
+from mimose.model.sharding import is_sharded
 from mimose.tensors import tensors_in
 from mimose.torch_private import (
     buffers_of,

@@ -10,16 +10,13 @@ from typing import Any, NoReturn
 
 from torch import nn
 
+from mimose.exactness.context import accelerators_of
 from mimose.exactness.findings import Findings
 from mimose.exactness.guard import Found, Key, State, state_of_layer
-from mimose.exactness.side_effects import (
-    FirstCall,
-    TensorSlot,
-    accelerators_of,
-    tensor_slots,
-)
+from mimose.exactness.side_effects import FirstCall
+from mimose.exactness.slots import TensorSlot, tensor_slots
 from mimose.exceptions import ChangedWeightsError, LateChangeError, RecomputationError
-from mimose.inputs.compiled import SCRIPTED, code_inside
+from mimose.model.compiled import SCRIPTED, called_attribute, code_inside
 from mimose.tensors import nodes_of
 from mimose.torch_private import forward_hooks_of, is_of_own_function, version_of
 
@@ -78,7 +75,7 @@ class Layer:
         """Number of first calls that are kept without bookkeeping, unless the step is
         measured."""
         self._n_new_hooks = 0
-        self.forward: Callable[..., Any] = module.forward
+        self.forward: Callable[..., Any] = getattr(module, called_attribute(module))
         self.waits = False
         """Whether its forward waits for other ranks, so that ranks agree on actions."""
         self._layout: object = None
@@ -104,10 +101,6 @@ class Layer:
         if self.is_known and not is_measured:
             is_other = (i for i, action in enumerate(actions) if action != kept)
             self.n_straight = next(is_other, len(actions))
-
-    def use_forward(self, forward: Callable[..., Any]) -> None:
-        """Set its own forward, which a patch has replaced."""
-        self.forward = forward
 
     # --------------------------------------------------------------- what may not be
 
@@ -169,8 +162,6 @@ class Layer:
         self.waits = True
         self.excluded.update(finer)
 
-    # ---------------------------------------------------------------- what calls tell
-
     def learn(self, first: FirstCall) -> str:
         """Record what a first call has changed.
 
@@ -189,10 +180,10 @@ class Layer:
         self.is_known = True
         self.findings.version += 1
 
-        def tell(differ: Sequence[bool]) -> None:
+        def on_flags_read(differ: Sequence[bool]) -> None:
             self._save({*known, *compress(unclear, differ)})
 
-        self.findings.defer(list(unclear.values()), tell)
+        self.findings.defer(list(unclear.values()), on_flags_read)
         return first.why_impure()
 
     def _save(self, slots: Iterable[TensorSlot]) -> None:
@@ -267,7 +258,7 @@ class Layer:
             self._hooks = [weakref.ref(hook) for hook in hooks]
             is_passing = state.trouble or state.has_graph or self.has_new_hooks
             self._last = None if is_passing else state
-        return self.left(state)
+        return self.with_versions(state)
 
     def state_now(self) -> State:
         """Return what the layer contains now: another object if anything changed."""
@@ -275,13 +266,13 @@ class Layer:
             self._seen = state_of_layer(tuple(self.module.modules()))
         return self._seen
 
-    def left(self, state: State) -> Found:
+    def with_versions(self, state: State) -> Found:
         """Return a state with the tensors that nothing may edit, and their versions."""
         tensors = [t for key, t in state.tensors.items() if key not in self.changing]
         return Found(state, tensors, list(map(version_of, tensors)))
 
     @contextlib.contextmanager
-    def as_found(self, found: Found, *, has_run: bool) -> Iterator[None]:
+    def restored(self, found: Found, *, has_run: bool) -> Iterator[None]:
         """Restore the state that a call found; put back today's state afterwards.
 
         Args:

@@ -10,24 +10,19 @@ from itertools import compress
 import torch
 from torch import nn
 
+from mimose.exactness.context import accelerators_of, saved_random_state
 from mimose.exactness.findings import Findings
 from mimose.exactness.guard import INTERNAL, Key, State, held_objects
 from mimose.exactness.layer import Layer
-from mimose.exactness.side_effects import (
+from mimose.exactness.side_effects import generators
+from mimose.exactness.slots import (
     SavedTensors,
     TensorSlot,
-    accelerators_of,
-    generators,
     running_statistics,
-    saved_random_state,
     tensor_slots,
 )
 from mimose.tensors import is_newer, tensors_in, version
-from mimose.torch_private import (
-    buffers_of,
-    cached_parametrizations,
-    submodules_of,
-)
+from mimose.torch_private import buffers_of, cached_parametrizations, submodules_of
 
 _READ = operator.methodcaller("read")
 _SMALL = 4096

@@ -38,10 +38,10 @@ from torch import nn
 from mimose.batch_stream import BatchStream
 from mimose.budget import Budget
 from mimose.exceptions import MimoseError
-from mimose.inputs.compiled import WHY_NOT_WHOLE
-from mimose.inputs.layers import find_layers
-from mimose.inputs.patch import Patch
 from mimose.integrations.base import SessionCallback
+from mimose.model.compiled import WHY_NOT_WHOLE
+from mimose.model.layers import find_layers
+from mimose.model.patch import Patch
 from mimose.runtime.retry import Attempts, TrainersStep
 
 _log = logging.getLogger(__name__)

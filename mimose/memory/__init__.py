@@ -1,4 +1,5 @@
-"""Measures what a step needs: memory and FLOPs at the boundaries of its layers.
+"""Reads memory, and keeps a step within its budget.
 
-The input is a running step. The output is a `StepSample`: measured bytes by segment.
+The input is a device or a process. The output is what it holds, and a limit that its
+allocator enforces.
 """

@@ -49,137 +49,17 @@ import contextlib
 import logging
 import math
 import os
-import weakref
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
-from torch import nn
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
-from torch.utils.hooks import RemovableHandle
 
 from mimose.budget import format_bytes
 from mimose.cost.problem import Memory
-from mimose.inputs.placement import only_device
-from mimose.inputs.sharding import own_parameters
 from mimose.memory.meters import AllocatorMeter, Meter, Usage
 from mimose.predictors import FragmentationAllowance, LearnedLimit
 from mimose.records import Peaks
-from mimose.tensors import storages_in
-from mimose.torch_private import NO_GRAPH_TASK, allocator_settings, current_graph_task
-
-# ------------------------------------------------------------ optimizer
-
-
-OptimizerKind: TypeAlias = Literal["own", "copy", "other"]
-"""Whose parameters it holds: the model's, others of the same shapes, or others."""
-
-
-class OptimizerWatch:
-    """Finds the optimizers of the model's parameters, when they step.
-
-    Args:
-        model: The model.
-        memory_limit: Its wall is dropped before each optimizer step outside a backward.
-        on_step: Called before such a step.
-        on_stepped: Each is called after each optimizer's step, with whose parameters it
-            holds: the model's, others of the same shapes, as of a copy, or quite
-            others.
-
-    Attributes:
-        n_steps: How many optimizer steps there were, outside of a backward.
-    """
-
-    def __init__(
-        self,
-        model: nn.Module,
-        memory_limit: MemoryLimit,
-        on_step: Callable[[], None],
-        on_stepped: Sequence[Callable[[OptimizerKind], None]],
-    ) -> None:
-        self._memory_limit = memory_limit
-        self._on_step, self._on_stepped = on_step, on_stepped
-        self._model = weakref.ref(model)  # hooks of all optimizers refer to this
-        self._device = only_device(model)
-        self.n_steps = 0
-        self._known: weakref.WeakKeyDictionary[
-            torch.optim.Optimizer, tuple[OptimizerKind, int]
-        ]
-        self._known = weakref.WeakKeyDictionary()
-        """The optimizers that have stepped: whose parameters they hold, and in how many
-        groups, because later groups may hold the model's."""
-        self._handles: list[RemovableHandle] = []
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes that the state of these optimizers holds on the model's device."""
-        known = self._known.items()
-        own = [optimizer for optimizer, (kind, _) in known if kind == "own"]
-        storages = storages_in([optimizer.state for optimizer in own]).values()
-        return sum(s.nbytes() for s in storages if s.device == self._device)
-
-    @property
-    def have_stepped(self) -> bool:
-        """Whether an optimizer of the model has stepped, so that its state exists."""
-        return any(kind == "own" for kind, _ in self._known.values())
-
-    def are_due(self, n_steps: int) -> bool:
-        """Whether there are gradients that no optimizer step has used yet.
-
-        Args:
-            n_steps: How many there were when a window began.
-        """
-        model = self._model()
-        if self.n_steps > n_steps or model is None:
-            return False
-        return any(p.grad is not None for p in own_parameters(model))
-
-    def start(self) -> None:
-        """Set the hooks, which torch has for all optimizers together."""
-        self._handles.append(register_optimizer_step_pre_hook(self._pre))
-        self._handles.append(register_optimizer_step_post_hook(self._post))
-
-    def remove(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
-        self._handles.clear()
-
-    def _pre(self, *_: Any) -> None:
-        if current_graph_task() == NO_GRAPH_TASK:
-            self.n_steps += 1
-            if self._memory_limit.has_wall:
-                self._memory_limit.drop_wall()
-            self._on_step()
-
-    def _post(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        model = self._model()
-        if model is None:
-            return
-        kind, n_groups = self._known.get(optimizer, ("other", 0))
-        if kind != "own" and n_groups != len(optimizer.param_groups):
-            kind = _kind_of(optimizer, own_parameters(model))
-            self._known[optimizer] = kind, len(optimizer.param_groups)
-        for told in self._on_stepped:
-            told(kind)
-
-
-def _kind_of(
-    optimizer: torch.optim.Optimizer, own: Sequence[nn.Parameter]
-) -> OptimizerKind:
-    """Return whose parameters an optimizer holds."""
-    held = [p for group in optimizer.param_groups for p in group["params"]]
-    ids = set(map(id, own))
-    if any(id(parameter) in ids for parameter in held):
-        return "own"
-    trained = [parameter.shape for parameter in own if parameter.requires_grad]
-    return "copy" if sorted(trained) == sorted(p.shape for p in held) else "other"
-
-
-# ------------------------------------------------------------ wall
+from mimose.torch_private import allocator_settings
 
 _log = logging.getLogger(__name__)
 
@@ -385,7 +265,7 @@ class ReservedMemoryLimit(MemoryLimit):
         self._allowance = FragmentationAllowance(*prior)
         self._allowances = {_scale(budget_bytes): self._allowance}
         self._start = self._usage = meter.usage()
-        self._start_anew()
+        self._restart_peaks()
         self._noted_ooms = self._usage.n_ooms
         self._n_retries = self._usage.n_retries
         self.peak_bytes = self._usage.reserved_bytes
@@ -423,7 +303,7 @@ class ReservedMemoryLimit(MemoryLimit):
         if self._wall is not None and self._usage.reserved_bytes > self.budget_bytes:
             torch.accelerator.empty_cache()
             self._read()
-        self._start_anew()
+        self._restart_peaks()
         return self._usage.requested_bytes, peaks
 
     def memory(self, start_bytes: float, host_budget_bytes: float) -> Memory:
@@ -451,12 +331,12 @@ class ReservedMemoryLimit(MemoryLimit):
         if not keeps_grace:
             self._grace_bytes = self._level_bytes = 0
         if self._wall is not None and not self._is_closed:
-            self._wall.stand(self._wall_bytes + self._grace_bytes)
+            self._wall.activate(self._wall_bytes + self._grace_bytes)
 
     def drop_wall(self) -> None:
         """Restore the user's own limit. A second call does nothing."""
         if self._wall is not None:
-            self._wall.fall()
+            self._wall.deactivate()
 
     def beyond_wall(self, asked_bytes: int) -> int:
         """Return what would be reserved without the wall; 0 if it was not reached.
@@ -466,8 +346,8 @@ class ReservedMemoryLimit(MemoryLimit):
         """
         wanted = self._usage.reserved_bytes + asked_bytes
         there = self._allocator.total_bytes()
-        stands = self._wall is not None and self._wall.stands
-        is_beyond = stands and wanted > self.budget_bytes
+        is_active = self._wall is not None and self._wall.is_active
+        is_beyond = is_active and wanted > self.budget_bytes
         return wanted if is_beyond and (there is None or wanted <= there) else 0
 
     def forward_ended(self) -> tuple[int, int]:
@@ -519,7 +399,7 @@ class ReservedMemoryLimit(MemoryLimit):
 
     def allow_grace(self, grace_bytes: int) -> bool:
         """Let the backward pass the budget, as a last resort."""
-        if self._wall is None or not self._wall.stands or not grace_bytes:
+        if self._wall is None or not self._wall.is_active or not grace_bytes:
             return False
         self._grace_bytes = grace_bytes
         self.raise_wall(keeps_grace=True)
@@ -586,7 +466,7 @@ class ReservedMemoryLimit(MemoryLimit):
         if "allowance" in state:
             self._allowance.load_state_dict(state["allowance"])
 
-    def _start_anew(self) -> None:
+    def _restart_peaks(self) -> None:
         """Start new peaks at the last reading."""
         self._start = self._usage
         self._allocator.reset_peak()
@@ -616,10 +496,7 @@ def make_memory_limit(
     return MemoryLimit(meter, budget_bytes)
 
 
-# ------------------------------------------------------------------ the allocator
-
-
-standing: dict[int, dict[Wall | None, float]] = {}
+active_walls: dict[int, dict[Wall | None, float]] = {}
 """By device: the active walls, and under None the user's own limit. The lowest one
 holds."""
 
@@ -646,34 +523,34 @@ class Wall:
             )
 
     @property
-    def stands(self) -> bool:
+    def is_active(self) -> bool:
         """Whether the limit is active."""
-        return self in standing.get(self._index, ())
+        return self in active_walls.get(self._index, ())
 
-    def stand(self, n_bytes: int) -> None:
+    def activate(self, n_bytes: int) -> None:
         """Activate the limit, or move it.
 
         Args:
             n_bytes: The most bytes that the allocator may reserve.
         """
         share = min(1.0, n_bytes / self._total_bytes)
-        walls = standing.get(self._index, {})
+        walls = active_walls.get(self._index, {})
         if self._put is None or walls.get(self) == share:
             return
-        walls = standing.setdefault(self._index, walls)
+        walls = active_walls.setdefault(self._index, walls)
         walls.setdefault(None, float(self._get(self._index)))
         walls[self] = share
         self._put(min(walls.values()), self._index)
 
-    def fall(self) -> None:
+    def deactivate(self) -> None:
         """Restore the earlier limit. A second call does nothing."""
-        if self._put is None or not self.stands:
+        if self._put is None or not self.is_active:
             return
-        walls = standing[self._index]
+        walls = active_walls[self._index]
         del walls[self]
         self._put(min(walls.values()), self._index)
         if len(walls) == 1:
-            del standing[self._index]
+            del active_walls[self._index]
 
 
 def has_expandable_segments() -> bool:

@@ -8,9 +8,8 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from mimose.records import PHASES, StepRecord
+from mimose.records import PHASES, StepRecord, split_runs
 from mimose.report.page import headline
-from mimose.report.shapes import split_runs
 
 if TYPE_CHECKING:
     from mimose.session import Session

@@ -22,14 +22,18 @@ from numpy.typing import NDArray
 
 from mimose.budget import format_bytes
 from mimose.exceptions import MimoseError
-from mimose.records import PHASES, StepRecord, Totals, kind_of, totals_of
-from mimose.report.shapes import (
+from mimose.records import (
+    PHASES,
     Shape,
+    StepRecord,
+    Totals,
+    kind_of,
     n_elements,
     shape_text,
     shapes_of,
     sizes_text,
     split_runs,
+    totals_of,
 )
 
 _Json: TypeAlias = dict[str, Any]

@@ -8,10 +8,12 @@ from __future__ import annotations
 import gc
 import logging
 import math
+import operator
 import weakref
 from collections.abc import Callable, Mapping
 
 import torch
+from cachetools import FIFOCache
 from torch import distributed, nn
 
 from mimose.budget import (
@@ -22,17 +24,20 @@ from mimose.budget import (
     parse_budget,
     rank_share,
 )
-from mimose.cost.problem import Memory
+from mimose.cost.problem import (
+    Memory,
+)
 from mimose.exceptions import InfeasibleBudgetError
-from mimose.inputs.placement import only_device
-from mimose.inputs.sharding import own_parameters
 from mimose.memory.meters import Meter
-from mimose.memory.wall import MemoryLimit, OptimizerWatch
-from mimose.policy import Decision, LeastPeaks, StepOutcome
+from mimose.memory.wall import MemoryLimit
+from mimose.model.placement import only_device
+from mimose.model.sharding import own_parameters
+from mimose.policy.decision import Decision, StepOutcome
 from mimose.records import Peaks
+from mimose.runtime.optimizers import OptimizerWatch
 from mimose.runtime.options import Options
 from mimose.tensors import local_bytes
-from mimose.types import StepInput
+from mimose.types import MOST_CONTEXTS, Context, Sizes, StepInput
 
 _log = logging.getLogger(__name__)
 
@@ -75,6 +80,59 @@ def read_budget(
     return n_bytes, grace_bytes
 
 
+class LeastPeaks:
+    """Remembers the peaks of steps with everything recomputed.
+
+    A batch that is at least as large in every size needs at least as much. The first
+    steps run before the optimizer's state exists, so the lower of two bounds counts:
+    the peak of that step with today's optimizer state, and today's start with the
+    growth of that step.
+    """
+
+    def __init__(self) -> None:
+        self._least: FIFOCache[tuple[Context, Sizes], tuple[float, float]]
+        self._least = FIFOCache(MOST_CONTEXTS)
+        """The last peaks without the optimizer's state, and the growths."""
+
+    def add(
+        self,
+        step_input: StepInput,
+        peak_bytes: float,
+        growth_bytes: float,
+        state_bytes: float,
+    ) -> None:
+        """Record a step with everything recomputed.
+
+        Args:
+            step_input: The step.
+            peak_bytes: Its peak.
+            growth_bytes: Its peak minus its start.
+            state_bytes: The optimizer's state at that time.
+        """
+        least = peak_bytes - state_bytes, growth_bytes
+        self._least[step_input.context, step_input.sizes] = least
+
+    def bound(
+        self, step_input: StepInput, start_bytes: float, state_bytes: float
+    ) -> float:
+        """Return a lower bound of the peak under any plan; 0 if none is known.
+
+        Args:
+            step_input: The next step.
+            start_bytes: What is held now.
+            state_bytes: The optimizer's state now.
+        """
+        own = step_input.sizes
+        return max(
+            (
+                min(peak + state_bytes, start_bytes + growth)
+                for (context, sizes), (peak, growth) in self._least.items()
+                if context == step_input.context and all(map(operator.le, sizes, own))
+            ),
+            default=0.0,
+        )
+
+
 class SessionBudget:
     """The budget of a session, which changes between windows only.
 
@@ -87,10 +145,10 @@ class SessionBudget:
         limit: Compares the budget with what the process holds.
         grace_bytes: By how much a backward may pass the budget, as a last resort.
         optimizers: Their state is a part of what is held.
-        least_peaks: The peaks of steps with everything recomputed.
 
     Attributes:
         limit: The argument.
+        least_peaks: The peaks of steps with everything recomputed.
         next: The budget and the grace of the next window, if they change; a function is
             called for each window.
         plans: Whether plans are made. A baseline keeps no budget.
@@ -105,13 +163,12 @@ class SessionBudget:
         limit: MemoryLimit,
         grace_bytes: int,
         optimizers: OptimizerWatch,
-        least_peaks: LeastPeaks,
     ) -> None:
         self._model = weakref.ref(model)  # a detached session must not keep the model
         self.limit, self.warns = limit, options.warns
         self._grace, self._grace_bytes = options.grace, grace_bytes
         self._has_used_grace = self._has_warned = False
-        self._optimizers, self._least_peaks = optimizers, least_peaks
+        self._optimizers, self.least_peaks = optimizers, LeastPeaks()
         self._meter, self._device = meter, only_device(model)
         self._slack_bytes = 5 * meter.noise_bytes
         self._n_stepped = 0
@@ -122,8 +179,6 @@ class SessionBudget:
         self.plans = options.plans
         memory = options.host and options.host.memory
         self._host_bytes = float(memory.budget_bytes) if memory else math.inf
-
-    # ------------------------------------------------------------------ how much
 
     @property
     def n_bytes(self) -> int:
@@ -220,8 +275,6 @@ class SessionBudget:
         else:
             self.limit.drop_wall()
 
-    # ------------------------------------------------------------------ what is held
-
     def window_begins(self) -> tuple[Memory, Peaks]:
         """Return the memory as a window begins, and the peaks before it."""
         self._is_renewed, self._n_stepped = False, self._optimizers.n_steps
@@ -264,9 +317,7 @@ class SessionBudget:
         if is_least:
             peak, state = peaks.level_bytes, float(self._optimizers.state_bytes)
             growth = max(0, peak - int(outcome.memory.start_bytes))
-            self._least_peaks.add(outcome.step_input, peak, growth, state)
-
-    # ------------------------------------------------------------------ is it possible?
+            self.least_peaks.add(outcome.step_input, peak, growth, state)
 
     def raise_if_held(self, budget_bytes: int = 0) -> None:
         """Check that a budget is not less than what is held already.
@@ -296,7 +347,7 @@ class SessionBudget:
         Raises:
             InfeasibleBudgetError: One has, with everything recomputed.
         """
-        peaks = self._least_peaks
+        peaks = self.least_peaks
         most = self.n_bytes + self._slack_bytes
         # To read an optimizer's state takes as long as to make a plan.
         if peaks.bound(step_input, start_bytes, math.inf) <= most:

@@ -11,21 +11,23 @@ import torch
 from torch import distributed, nn
 
 from mimose.distributed import Ranks
+from mimose.exactness.call_inputs import CallInputs
 from mimose.exactness.rollback import Rollback
-from mimose.exactness.side_effects import Given
 from mimose.exceptions import MimoseError
-from mimose.inputs.describe import Describer, SizeTable
-from mimose.inputs.patch import hidden, is_traced
-from mimose.inputs.sharding import after_hooks, is_sharded
-from mimose.policy import BASELINE, Decision, Policy, without_plan
+from mimose.inputs.describe import Describer
+from mimose.inputs.size_table import SizeTable
+from mimose.loss_by_rows import LossChoice, n_labels_of
+from mimose.model.patch import hidden, is_traced
+from mimose.model.sharding import after_hooks, is_sharded
+from mimose.policy.decision import BASELINE, Decision, without_plan
+from mimose.policy.policy import Policy
 from mimose.runtime.budget import SessionBudget
 from mimose.runtime.last_steps import LastSteps
 from mimose.runtime.layer_calls import LayerCalls
-from mimose.runtime.loss_choice import LossChoice, n_labels_of
 from mimose.runtime.retry import Retry
 from mimose.runtime.step import Begun, Step, Steps, is_in_backward
 from mimose.runtime.unplanned import EVALUATION, NO_GRAD, Unplanned
-from mimose.runtime.watched import Ahead, ShapesToCome
+from mimose.runtime.watched import PlanPrefetcher, ShapesToCome
 from mimose.torch_private import (
     drop_saved_hooks,
     eval_frame_callback,
@@ -217,7 +219,7 @@ class Driver:
         retry: Decides whether a forward runs again.
         budget: The session's budget.
         unplanned: Counts what is no step.
-        ahead: Learns which steps follow a batch.
+        prefetcher: Learns which steps follow a batch.
 
     Attributes:
         model: The model.
@@ -234,12 +236,12 @@ class Driver:
         retry: Retry,
         budget: SessionBudget,
         unplanned: Unplanned,
-        ahead: Ahead,
+        prefetcher: PlanPrefetcher,
     ) -> None:
         self.model, self.steps = model, steps
         self._decider, self._calls = decider, calls
         self._rollback, self._retry = rollback, retry
-        self._budget, self._unplanned, self._ahead = budget, unplanned, ahead
+        self._budget, self._unplanned, self._prefetcher = budget, unplanned, prefetcher
         self._safest_once = self._is_running = False
         self._untraced = hidden(Driver.run)
 
@@ -295,7 +297,7 @@ class Driver:
             InfeasibleBudgetError: No plan keeps the budget at this shape.
             MimoseError: The inputs cannot be planned for.
         """
-        given, began = Given((*args, *kwargs.values())), next_sequence_number()
+        given, began = CallInputs((*args, *kwargs.values())), next_sequence_number()
         with self._decider.sharing_errors():
             step = self._begin(args, kwargs)
         output, error = self._attempt(step, given, forward, args, kwargs)
@@ -320,7 +322,7 @@ class Driver:
     def _attempt(
         self,
         step: Step,
-        given: Given,
+        given: CallInputs,
         forward: Callable[..., Any],
         args: tuple[Any, ...],
         kwargs: Mapping[str, Any],
@@ -340,7 +342,7 @@ class Driver:
             return output, None
         except BaseException as error:  # every one is raised again, or retried
             drop_saved_hooks(outer)
-            self._calls.give_up()
+            self._calls.abandon_forward()
             return None, error
         finally:
             self._calls.end()
@@ -397,8 +399,8 @@ class Driver:
             trace.mark("root_exit")
             if is_sharded(self.model):
                 after_hooks(self.model, trace.leave_hooks)
-        if self._ahead.batch:
-            self._ahead.ran(step_input)
+        if self._prefetcher.batch:
+            self._prefetcher.ran(step_input)
         counts = tuple(self._calls.counts)
         decision, is_as_planned = step.decision, True
         chosen = decision.chosen
@@ -407,8 +409,8 @@ class Driver:
             ran = self._decider.as_ran(step.whole, decision, counts, part)
             step.note_ran(ran)
             is_as_planned = ran is not None
-        if trace is not None and trace.spoilt:
-            step.withdraw(trace.spoilt)
+        if trace is not None and trace.why_discarded:
+            step.withdraw(trace.why_discarded)
         if is_as_planned:
             if not any(counts) or counts == step.forward.counts:
                 if step.decision.chosen is not None or not step.decision.reason:

@@ -12,29 +12,31 @@ from mimose.cost.model import CostModel
 from mimose.cost.prices import prices_of
 from mimose.cost.series import kinds_of
 from mimose.distributed import Ranks, later_waits
+from mimose.exactness.context import settle_flags
 from mimose.exactness.findings import Findings
 from mimose.exactness.layer import Layer
 from mimose.exactness.rollback import Rollback
-from mimose.exactness.side_effects import settle_flags
 from mimose.inputs.describe import Describer
-from mimose.inputs.patch import Patches
-from mimose.inputs.placement import only_device
+from mimose.loss_by_rows import LossChoice
 from mimose.memory.meters import make_meter
-from mimose.memory.wall import OptimizerWatch, make_memory_limit
-from mimose.policy import Policy
+from mimose.memory.wall import make_memory_limit
+from mimose.model.patch import Patches
+from mimose.model.placement import only_device
+from mimose.policy.plans import Plans
+from mimose.policy.policy import Policy
 from mimose.records import Records
 from mimose.runtime.budget import SessionBudget, read_budget
 from mimose.runtime.driver import Decider, Driver
 from mimose.runtime.last_steps import LastSteps
 from mimose.runtime.layer_calls import LayerCalls
 from mimose.runtime.learning import Learning
-from mimose.runtime.loss_choice import LossChoice
+from mimose.runtime.optimizers import OptimizerWatch
 from mimose.runtime.options import Options
 from mimose.runtime.retry import Retry
 from mimose.runtime.seconds import StepSeconds
 from mimose.runtime.step import Steps
 from mimose.runtime.unplanned import Unplanned
-from mimose.runtime.watched import Ahead, ShapesToCome
+from mimose.runtime.watched import PlanPrefetcher, ShapesToCome
 from mimose.state import card_name
 from mimose.worker import Worker
 
@@ -76,13 +78,11 @@ class Engine:
         set_prices_and_checks(options.actions, prices, options.checks)
         kinds = kinds_of(options.predictor, meter.noise_bytes)
         self.learner = Learner(CostModel(kinds, menu, prices=prices), self.worker)
-        self.policy = policy = Policy(
-            self.learner,
-            options.planner,
-            meter.noise_bytes,
-            options.cache_size,
-            raises=not options.warns and not meter.reads_peak,
+        self.plans = plans = Plans(
+            self.learner, options.planner, meter.noise_bytes, options.cache_size
         )
+        raises = not options.warns and not meter.reads_peak
+        self.policy = policy = Policy(plans, raises=raises)
         self.records = records = Records(options.record_to)
         self.seconds = seconds = StepSeconds(self.device, self.learner)
         # What keeps the budget. All optimizers' hooks refer to it, so none of these
@@ -93,9 +93,7 @@ class Engine:
         begins, stepped = seconds.optimizer_begins, unplanned.stepped
         ended = seconds.optimizer_ended
         self.optimizers = watch = OptimizerWatch(model, limit, begins, [ended, stepped])
-        self.budget = budget = SessionBudget(
-            model, options, meter, limit, grace, watch, policy.least_peaks
-        )
+        self.budget = budget = SessionBudget(model, options, meter, limit, grace, watch)
         # What knows the model.
         self.patches = patches = Patches(model)
         self.findings = findings = Findings(
@@ -106,7 +104,7 @@ class Engine:
             ranks.restrict(self.layers, self.learner)
         self.describer = describer = Describer(model, self.device, modules)
         self.last_steps = LastSteps(describer.tables, policy.windows)
-        self.losses = losses = LossChoice(policy)
+        self.losses = losses = LossChoice(plans)
         self.rollback = rollback = Rollback(model, self.layers, findings)
         # What runs steps.
         self.calls = calls = LayerCalls(
@@ -114,14 +112,14 @@ class Engine:
         )
         learning = Learning(records, seconds, policy, budget, calls.gauges, describer)
         self.steps = steps = Steps(budget, meter, findings, unplanned, learning)
-        self.retry = retry = Retry(model, calls, rollback, budget, policy, losses)
-        self.ahead = ahead = Ahead(policy, budget.memory_now)
-        self.to_come = to_come = ShapesToCome(policy, budget)
+        self.retry = retry = Retry(model, calls, rollback, budget, plans, losses)
+        self.prefetcher = prefetcher = PlanPrefetcher(policy, budget.memory_now)
+        self.to_come = to_come = ShapesToCome(plans, budget)
         decider = Decider(
             describer, policy, budget, losses, self.last_steps, to_come, ranks, late
         )
         self.driver = Driver(
-            model, decider, steps, calls, rollback, retry, budget, unplanned, ahead
+            model, decider, steps, calls, rollback, retry, budget, unplanned, prefetcher
         )
 
     def end(self) -> None:
@@ -129,7 +127,7 @@ class Engine:
 
         A second call does nothing.
         """
-        self.ahead.close()
+        self.prefetcher.close()
         try:
             if "driver" in vars(self):
                 self.steps.finish()

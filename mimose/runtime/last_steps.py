@@ -8,8 +8,8 @@ from typing import TypeAlias
 from mimose.arguments import check_shape
 from mimose.cost.pattern import Pattern
 from mimose.exceptions import MimoseError
-from mimose.inputs.describe import SizeTable
-from mimose.policy import Windows
+from mimose.inputs.size_table import SizeTable
+from mimose.policy.windows import Windows
 from mimose.types import Context, StepInput
 
 _Named: TypeAlias = tuple[StepInput, SizeTable]
@@ -65,7 +65,7 @@ class LastSteps:
         """Record a step of a baseline, which has no plan."""
         self.last = step_input, table
 
-    def tell(self, listener: Callable[[StepInput], None]) -> None:
+    def listen(self, listener: Callable[[StepInput], None]) -> None:
         """Call a function with the first forward of each window, before it runs."""
         self.listener = listener
 

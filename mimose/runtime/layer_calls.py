@@ -17,20 +17,14 @@ from mimose.cost.series import Kind, Series
 from mimose.exactness.findings import Findings
 from mimose.exactness.layer import Layer
 from mimose.exceptions import NotRecomputableError
-from mimose.inputs.describe import (
-    CallShape,
-    Mode,
-    argument_tensors,
-    autocast_state,
-    call_shape,
-    digest,
-    fast_key,
-)
-from mimose.inputs.patch import Patch, hidden, is_traced
-from mimose.inputs.placement import only_device
-from mimose.memory.marks import Trace
+from mimose.inputs.call_shape import CallShape, argument_tensors, call_shape, fast_key
+from mimose.inputs.describe import Mode
+from mimose.inputs.families import autocast_state, digest
+from mimose.measure.gauges import Gauges
+from mimose.measure.trace import Trace
+from mimose.model.patch import Patch, hidden, is_traced
+from mimose.model.placement import only_device
 from mimose.predictors import LeastSquares
-from mimose.runtime.gauges import Gauges
 from mimose.runtime.step import Step, is_in_backward
 from mimose.runtime.unplanned import OUTSIDE, Unplanned
 from mimose.torch_private import (
@@ -151,10 +145,10 @@ class LayerCalls:
         self.step = self._trace = None
         self.findings.read.clear()
 
-    def give_up(self) -> None:
+    def abandon_forward(self) -> None:
         """Free what the failed forward held for recomputations."""
         for _, given in self.findings.read:
-            given.give_up()
+            given.release()
 
     def raise_if_unrepeatable(self) -> None:
         """Check at the end of the forward that its layers may be recomputed.
@@ -344,7 +338,6 @@ class LayerPatch(Patch):
         super().__init__(layer.module, partial(calls.run, layer), owner)
         self._layer, self._calls = layer, calls
         self._index, self._counts = layer.index, calls.counts
-        layer.use_forward(self.original)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run one call; if it is simply kept, only its own forward."""

@@ -9,12 +9,13 @@ from dataclasses import replace
 from mimose.budget import format_bytes
 from mimose.cost.measured import MeasuredStep, ran_least
 from mimose.inputs.describe import Describer
-from mimose.memory.marks import without_readings
+from mimose.measure.gauges import Gauges
+from mimose.measure.samples import without_readings
 from mimose.planners import Menu
-from mimose.policy import Policy, StepOutcome
+from mimose.policy.decision import StepOutcome
+from mimose.policy.policy import Policy
 from mimose.records import Records, StepRecord
 from mimose.runtime.budget import SessionBudget
-from mimose.runtime.gauges import Gauges
 from mimose.runtime.seconds import Mark, StepSeconds
 
 _log = logging.getLogger(__name__)

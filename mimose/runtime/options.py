@@ -11,8 +11,8 @@ from mimose.actions.base import Action
 from mimose.actions.host import Host
 from mimose.actions.registry import choose
 from mimose.budget import Budget
-from mimose.inputs.layers import LayersSpec
 from mimose.memory.meters import Meter
+from mimose.model.layers import LayersSpec
 from mimose.planners import Planner
 from mimose.predictors import Estimator
 

@@ -20,20 +20,17 @@ from torch import nn
 
 from mimose.budget import format_bytes
 from mimose.distributed import is_final, mark_final, why_waits
+from mimose.exactness.call_inputs import CallInputs
+from mimose.exactness.context import accelerators, saved_random_state
 from mimose.exactness.findings import Findings
 from mimose.exactness.rollback import Rollback
-from mimose.exactness.side_effects import Given, accelerators, saved_random_state
-from mimose.exceptions import (
-    LateChangeError,
-    NotRecomputableError,
-    RecomputationError,
-)
-from mimose.inputs.placement import only_device
+from mimose.exceptions import LateChangeError, NotRecomputableError, RecomputationError
+from mimose.loss_by_rows import LossChoice
 from mimose.memory.out_of_memory import asked_bytes, is_out_of_memory
-from mimose.policy import Policy
+from mimose.model.placement import only_device
+from mimose.policy.plans import Plans
 from mimose.runtime.budget import SessionBudget
 from mimose.runtime.layer_calls import LayerCalls
-from mimose.runtime.loss_choice import LossChoice
 from mimose.runtime.step import Step, Steps
 from mimose.tensors import is_graph_held, tensors_in, version
 
@@ -72,7 +69,7 @@ class Retry:
         calls: Runs the layers.
         rollback: Restores what a forward has changed.
         budget: The session's budget.
-        policy: Its plans are not trusted after a failure.
+        plans: Not trusted after a failure.
         losses: Chooses how losses are computed.
     """
 
@@ -82,19 +79,24 @@ class Retry:
         calls: LayerCalls,
         rollback: Rollback,
         budget: SessionBudget,
-        policy: Policy,
+        plans: Plans,
         losses: LossChoice,
     ) -> None:
         self._model, self._calls, self._rollback = model, calls, rollback
         self._budget, self._limit = budget, budget.limit
-        self._policy, self._losses = policy, losses
+        self._plans, self._losses = plans, losses
         self._device = only_device(model)
         self._n_in_vain = self._n_to_wait = 0
         """Forwards that ran again in vain since the last one that found room, and how
         often the next ones do not."""
 
     def check_room(
-        self, step: Step, output: Any, given: Given, held_bytes: int, peak_bytes: int
+        self,
+        step: Step,
+        output: Any,
+        given: CallInputs,
+        held_bytes: int,
+        peak_bytes: int,
     ) -> None:
         """Check that the backward has room: Note: [Room for the backward].
 
@@ -111,7 +113,7 @@ class Retry:
         limit, decision = self._limit, step.decision
         if not self._budget.is_enforced(decision):
             return
-        allowed = self._policy.margin.allowed
+        allowed = self._plans.margin.allowed
         level = step.backward_bytes(peak_bytes, held_bytes, allowed)
         if level is None:
             return
@@ -133,9 +135,9 @@ class Retry:
         helps = is_gaps or self._keeps(step)
         if not is_gaps and decision.rebuilds and step.window.plan is not None:
             planned, memory = step.window.plan[0], step.window.memory
-            self._policy.lacked_room(planned, memory)
+            self._plans.lacked_room(planned, memory)
             # Recomputing everything may need more.
-            peaks, start = self._policy.least_peaks, memory.start_bytes
+            peaks, start = self._budget.least_peaks, memory.start_bytes
             helps = (
                 helps and peaks.bound(planned, start, math.inf) <= limit.budget_bytes
             )
@@ -149,7 +151,7 @@ class Retry:
 
     def _keeps(self, step: Step) -> bool:
         """Whether a plan does less than to recompute every layer that can run again."""
-        chosen, least = step.decision.chosen, self._policy.learner.model.menu.least
+        chosen, least = step.decision.chosen, self._plans.learner.model.menu.least
         if chosen is None:
             return False
         return any(
@@ -157,7 +159,7 @@ class Retry:
             for layer, actions in zip(self._calls.layers, chosen.by_layer, strict=True)
         )
 
-    def may_follow(self, step: Step, error: BaseException, given: Given) -> bool:
+    def may_follow(self, step: Step, error: BaseException, given: CallInputs) -> bool:
         """Give a step whose forward has failed the safest plan, if that can help.
 
         A forward that has changed its inputs cannot run again.
@@ -206,7 +208,7 @@ class Retry:
             if changes_plan
             else "with all cached blocks freed",
         )
-        self._policy.learner.distrust_plans()
+        self._plans.learner.distrust_plans()
         step.run_again(
             f"run again after {type(error).__name__} in forward",
             changes_plan=changes_plan,
@@ -272,7 +274,7 @@ class Retry:
         if self._device.type != "cpu":
             torch.accelerator.empty_cache()
         if is_failed:
-            self._policy.learner.distrust_plans()
+            self._plans.learner.distrust_plans()
 
     def refused(self, step: Step, error: BaseException) -> BaseException:
         """Return the error to raise; if no plan keeps the budget, the one saying so."""

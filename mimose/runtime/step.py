@@ -37,18 +37,11 @@ import torch
 from mimose.cost.measured import MeasuredStep
 from mimose.cost.problem import Memory
 from mimose.exactness.findings import Findings
-from mimose.memory.marks import Trace, analyse
+from mimose.measure.samples import analyse
+from mimose.measure.trace import Trace
 from mimose.memory.meters import Meter
-from mimose.policy import (
-    LATELY,
-    OTHER_SIZES,
-    OTHERS,
-    SEVERAL_BACKWARDS,
-    Decision,
-    Ending,
-    StepOutcome,
-    joined,
-)
+from mimose.policy.decision import Decision, Ending, StepOutcome
+from mimose.policy.windows import LATELY, OTHER_SIZES, OTHERS, SEVERAL_BACKWARDS, joined
 from mimose.records import Peaks, StepRecord
 from mimose.runtime.budget import SessionBudget
 from mimose.runtime.learning import Learning
@@ -139,11 +132,11 @@ class _Window:
         """Record a peak."""
         self.peak_bytes = max(self.peak_bytes, level_bytes)
 
-    def give_up(self, reason: str) -> None:
+    def abandon_plan(self, reason: str) -> None:
         """Run the rest under the safest plan, without a prediction."""
         self.reason = self.reason or reason
 
-    def spoil(self, reason: str) -> None:
+    def discard_readings(self, reason: str) -> None:
         """Learn nothing from it, because its readings are not those of one step."""
         self.reason, self.is_shared = reason, True
         self.stop_reading()
@@ -263,7 +256,7 @@ class Step:
         self.retries += 1
         self.actions.clear()
         if changes_plan:
-            self.window.give_up(reason)
+            self.window.abandon_plan(reason)
             self.decision = self.decision.safest(reason)
         else:
             reason = self.decision.reason or reason
@@ -292,7 +285,7 @@ class Step:
         what = "other" if own.chosen is not None and own.chosen.between else "more"
         reason = f"{what} layers ran than in measured steps with such inputs"
         self.decision = replace(own.withdrawn(reason), phase="fallback")
-        self.window.give_up(reason)
+        self.window.abandon_plan(reason)
 
     def withdraw(self, reason: str) -> None:
         """Withdraw the prediction, for a reason."""
@@ -480,13 +473,13 @@ class Steps:
         window = self._running
         assert window is not None
         if plan is None:
-            window.give_up(decision.reason)
+            window.abandon_plan(decision.reason)
         else:
             window.plan = plan
         if decision.reason == SEVERAL_BACKWARDS:
-            window.spoil(decision.reason)
+            window.discard_readings(decision.reason)
         elif window.steps and decision.chosen is None:
-            window.give_up(decision.reason)
+            window.abandon_plan(decision.reason)
         if window.steps:  # like the first forward of the window
             return window.trace is not None
         return decision.is_measured and not window.is_shared
@@ -541,7 +534,7 @@ class Steps:
         for window in windows if not is_inside else ():
             if window.is_running:
                 window.is_running = False
-                window.outcome = self._give_up(window.steps, _NO_END)
+                window.outcome = self._close_unfinished(window.steps, _NO_END)
         self._close_dead()
 
     def _close_dead(self) -> None:
@@ -551,13 +544,13 @@ class Steps:
             if window.is_running:
                 continue
             if len(window.steps) > 1:
-                window.spoil(_NOT_ALL)
-            self._give_up([step], "" if step.graph is None else _NO_END)
+                window.discard_readings(_NOT_ALL)
+            self._close_unfinished([step], "" if step.graph is None else _NO_END)
             window.steps.remove(step)
             if window is self._window and not window.steps:
                 self._window = None
 
-    def _give_up(self, steps: Sequence[Step], reason: str) -> StepOutcome:
+    def _close_unfinished(self, steps: Sequence[Step], reason: str) -> StepOutcome:
         """Close steps of a window whose backward is not expected any more."""
         for step in steps:
             self.open.remove(step)
@@ -601,8 +594,8 @@ class Steps:
         self._wall_of = weakref.ref(graph, lambda _: limit.drop_wall())
         window.steps.append(step)
         window.counts += (counts,)
-        if step.trace is not None and step.trace.spoilt:
-            window.spoil(step.trace.spoilt)
+        if step.trace is not None and step.trace.why_discarded:
+            window.discard_readings(step.trace.why_discarded)
         self._window = window
         self.open.append(step)
 
@@ -612,7 +605,7 @@ class Steps:
             return
         reason = f"forward raised {type(error).__name__}"
         if step.forward.part:
-            step.window.spoil(reason)
+            step.window.discard_readings(reason)
         step.window.stop_reading()
         self._limit.drop_wall()
         self.note_peak(self._limit.fold().level_bytes)
@@ -630,7 +623,7 @@ class Steps:
         self.note_peak(self._limit.fold().level_bytes)
         self._settle(is_inside=False)
         for step in list(self.open):
-            self._give_up([step], _DETACHED)
+            self._close_unfinished([step], _DETACHED)
         self._is_finished = True
         # It knows the model. If that keeps its outputs, their hooks keep this object.
         vars(self).pop("_learning", None)
@@ -697,7 +690,7 @@ class Steps:
         """
         others = [step for step in window.steps if not step.has_gradient]
         if others:
-            window.spoil(_NOT_ALL)
+            window.discard_readings(_NOT_ALL)
         for step in others:
             window.steps.remove(step)
             step.part_with(window)
@@ -782,7 +775,7 @@ class Steps:
         self, window: _Window, trace: Trace, step_input: StepInput
     ) -> MeasuredStep | None:
         """Return what a window has shown; None if nothing can be learned from it."""
-        if trace.spoilt or window.is_shared:
+        if trace.why_discarded or window.is_shared:
             return None
         calls, menu = trace.calls, self._learning.menu
         start = int(window.memory.start_bytes)

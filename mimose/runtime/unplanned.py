@@ -18,7 +18,7 @@ from collections.abc import Iterable, Iterator
 from torch import nn
 
 from mimose.exactness.layer import Layer
-from mimose.memory.wall import OptimizerKind
+from mimose.runtime.optimizers import OptimizerKind
 
 _log = logging.getLogger(__name__)
 

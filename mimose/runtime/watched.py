@@ -13,8 +13,9 @@ from torch.utils.data import DataLoader
 
 from mimose.cost.problem import Memory
 from mimose.exceptions import MimoseError
-from mimose.inputs.describe import SizeTable
-from mimose.policy import Policy
+from mimose.inputs.size_table import SizeTable
+from mimose.policy.plans import Plans
+from mimose.policy.policy import Policy
 from mimose.runtime.budget import SessionBudget
 from mimose.tensors import tensors_in
 from mimose.types import MOST_CONTEXTS, Sizes, StepInput
@@ -29,7 +30,7 @@ _CONSTANT = -1
 """Marks a size of a step that is not one of the batch's sizes."""
 
 
-class Ahead:
+class PlanPrefetcher:
     """Has plans made for the next batch, while the loop trains on the present one.
 
     It learns which steps follow a batch: each size of a step is one of the batch's
@@ -55,7 +56,7 @@ class Ahead:
         step without its sizes: the sizes of the last such step, and for each of them
         the place in its batch, or `_CONSTANT`."""
 
-    def hand(self, batch: object, then: object) -> None:
+    def on_batch(self, batch: object, then: object) -> None:
         """Record the batch that the loop gets, and have the next one planned.
 
         Args:
@@ -101,7 +102,7 @@ def _sizes(batch: object) -> Sizes:
     return tuple(size for tensor in tensors_in(batch) for size in tensor.shape)
 
 
-def watched(loader: Iterable[_Batch], ahead: Ahead) -> Iterable[_Batch]:
+def watched(loader: Iterable[_Batch], prefetcher: PlanPrefetcher) -> Iterable[_Batch]:
     """Return an iterable of the same batches that reads one ahead.
 
     Only lists, tuples and `DataLoader`s with workers are read ahead. Any other loader
@@ -109,20 +110,20 @@ def watched(loader: Iterable[_Batch], ahead: Ahead) -> Iterable[_Batch]:
 
     Args:
         loader: The user's loader.
-        ahead: Has plans made for the next batch.
+        prefetcher: Has plans made for the next batch.
     """
     has_workers = type(loader) is DataLoader and loader.num_workers > 0
     if has_workers or isinstance(loader, (list, tuple)):
-        return _Watched(loader, ahead)
+        return _Watched(loader, prefetcher)
     return loader
 
 
 class _Watched(Generic[_Batch]):
     """A loader with its length and attributes, whose batches are read one ahead."""
 
-    def __init__(self, loader: Iterable[_Batch], ahead: Ahead) -> None:
+    def __init__(self, loader: Iterable[_Batch], prefetcher: PlanPrefetcher) -> None:
         self._loader = loader
-        self._ahead = ahead
+        self._prefetcher = prefetcher
 
     def __len__(self) -> int:
         return len(self._loader)  # type: ignore[arg-type]
@@ -145,7 +146,9 @@ class _Watched(Generic[_Batch]):
             if not taken:
                 break
             try:
-                self._ahead.hand(taken[0], taken[-1] if len(taken) > 1 else None)
+                self._prefetcher.on_batch(
+                    taken[0], taken[-1] if len(taken) > 1 else None
+                )
             except Exception as error:  # the step itself plans, or raises this error
                 _log.warning(
                     "mimose: the next batch's plan could not be made ahead, so its "
@@ -162,7 +165,7 @@ class ShapesToCome:
     """Checks the largest expected shapes as soon as their predictions are trusted.
 
     Args:
-        policy: Predicts.
+        plans: Predicts.
         budget: Raises if no plan keeps a shape within it.
 
     Attributes:
@@ -171,8 +174,8 @@ class ShapesToCome:
         least_peak_bytes: That peak under the safest plan; None if not known yet.
     """
 
-    def __init__(self, policy: Policy, budget: SessionBudget) -> None:
-        self._policy = policy
+    def __init__(self, plans: Plans, budget: SessionBudget) -> None:
+        self._plans = plans
         self._budget = budget
         self.unknown: list[Mapping[str, int]] = []
         self._as_of = -1
@@ -210,7 +213,7 @@ class ShapesToCome:
         Raises:
             InfeasibleBudgetError: One cannot.
         """
-        n_steps = self._policy.learner.model.n_steps
+        n_steps = self._plans.learner.model.n_steps
         if not self.unknown or n_steps in (0, self._as_of):
             return
         self._as_of = n_steps
@@ -223,7 +226,7 @@ class ShapesToCome:
                 )
                 self.unknown, self.largest = [], None
                 return
-            peak = self._policy.least_peak_bytes(
+            peak = self._plans.least_peak_bytes(
                 step_input._replace(sizes=sizes), memory
             )
             if peak is not None:

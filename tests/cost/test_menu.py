@@ -4,8 +4,9 @@ import pytest
 
 from mimose.cost.measured import MeasuredStep, with_step
 from mimose.cost.model import CostModel
-from mimose.cost.problem import Memory, fill_problem, why_unknown
+from mimose.cost.problem import Memory, fill_problem
 from mimose.cost.series import kinds_of
+from mimose.cost.trust import why_unknown
 from mimose.planners import ActionSpec, Menu
 from mimose.planners.actions import KEEP, RECOMPUTE
 from mimose.types import CallSample, Measured, SegmentSample, StepInput, StepSample

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from mimose.inputs.describe import SizeTable, call_shape
+from mimose.inputs.call_shape import call_shape
+from mimose.inputs.size_table import SizeTable
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ from transformers import (  # noqa: E402
     TrainingArguments,
 )
 
-from mimose.inputs.patch import Patch  # noqa: E402
 from mimose.integrations.transformers import MimoseCallback, fill_budget  # noqa: E402
+from mimose.model.patch import Patch  # noqa: E402
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore::FutureWarning"),

@@ -5,9 +5,9 @@ from dataclasses import replace
 import torch
 
 import mimose
-from mimose import policy as plans
 from mimose.planners import Search
-from mimose.policy import LeastPeaks
+from mimose.policy import plans
+from mimose.runtime.budget import LeastPeaks
 from mimose.types import StepInput
 
 

@@ -1,7 +1,6 @@
 """The runs of a file, and the sizes of each step, as reports and pages show them."""
 
-from mimose.records import StepRecord
-from mimose.report.shapes import shapes_of
+from mimose.records import StepRecord, shapes_of
 
 
 def _record(step, **shape):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 import mimose
-from mimose.memory.marks import INNER_GRADIENT
+from mimose.measure.trace import INNER_GRADIENT
 
 PLANNED = {"planner": "auto", "actions": "selective"}
 OPTIONS: list[dict[str, Any]] = [

@@ -19,9 +19,9 @@ from mimose.bench.advise.methods import METHODS
 from mimose.bench.advise.settings import Settings
 from mimose.bench.advise.source import saved
 from mimose.bench.advise.text import headline, recipe, text
+from mimose.bench.usage import UsageError
 from mimose.budget import parse_budget
 from mimose.exceptions import AdviceError, BudgetError
-from mimose.usage import UsageError
 
 _INTERRUPTED = 130
 _MEASURED, _ANSWER = "measured.json", "advice.json"

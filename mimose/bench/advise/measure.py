@@ -34,10 +34,10 @@ from mimose.bench.machine import available_bytes
 from mimose.bench.rows import RunSettings
 from mimose.bench.serve import messages
 from mimose.bench.step_meter import RunningStep, budget_meter, step_meter
+from mimose.bench.usage import UsageError
 from mimose.budget import parse_budget
 from mimose.exceptions import MimoseError, first_line
 from mimose.memory.out_of_memory import is_out_of_memory
-from mimose.usage import UsageError
 
 Tell = Callable[[str, float], None]
 """Takes the current work as text, and the finished share, from 0 to 1."""

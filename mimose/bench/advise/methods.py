@@ -15,10 +15,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from mimose.bench.advise.sample import Inputs, Sample, moved
 from mimose.bench.device import is_cpu
 from mimose.bench.step_meter import autocast, synchronise
+from mimose.bench.usage import UsageError
 from mimose.memory.meters import Meter
 from mimose.planners import everywhere
 from mimose.session import Session, attach
-from mimose.usage import UsageError
 
 PLAIN = "plain"
 """The name of training without any method."""

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from mimose.bench.usage import UsageError
 from mimose.tensors import tensors_in
-from mimose.usage import UsageError
 
 
 class Inputs(NamedTuple):

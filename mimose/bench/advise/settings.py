@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from mimose.bench.advise.methods import DTYPES, METHODS, OPTIMIZERS
 from mimose.bench.device import need_device
-from mimose.usage import UsageError
+from mimose.bench.usage import UsageError
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from mimose.bench.usage import UsageError
 from mimose.bench.zoo import called_by_name
-from mimose.usage import UsageError
 
 _SUFFIX = ".advise.pt"
 

@@ -21,7 +21,7 @@ from mimose.bench.grid.runner import INTERRUPTED, GridRow, GridSettings, measure
 from mimose.bench.grid.summary import CellSummary, new_table, publish, summarise
 from mimose.bench.grid.workloads import DOCSTRINGS
 from mimose.bench.rows import write
-from mimose.usage import UsageError
+from mimose.bench.usage import UsageError
 
 _LAST = 10
 """The final loss is the mean of this many steps."""

@@ -25,9 +25,9 @@ from mimose.actions.registry import choose, menu_of
 from mimose.bench.child import RunFailedError
 from mimose.bench.grid.traces import Sizes
 from mimose.bench.grid.workloads import size_of
-from mimose.inputs.layers import find_layers
-from mimose.inputs.patch import Patch
 from mimose.memory.meters import Meter
+from mimose.model.layers import find_layers
+from mimose.model.patch import Patch
 from mimose.planners import Greedy, Optimal, Pattern, Plan, Planner, PlanningProblem
 from mimose.planners.actions import EXACT_MENU, FINE_MENU
 from mimose.predictors import Estimator

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from mimose.bench.rehearse.foreign import NESTED
-from mimose.usage import UsageError
+from mimose.bench.usage import UsageError
 
 Lengths: TypeAlias = Sequence[int] | Mapping[str, Sequence[int]]
 """Values of one size, or of several by name, batch by batch."""

@@ -16,13 +16,13 @@ from mimose.arguments import check_integer
 from mimose.bench.advise.methods import DTYPES, OPTIMIZERS
 from mimose.bench.child import RunFailedError, run_child
 from mimose.bench.rehearse.batches import Lengths, checked
+from mimose.bench.usage import UsageError
 from mimose.budget import format_bytes
 from mimose.exceptions import RehearsalError
 from mimose.records import read_records
-from mimose.report.columns import named, table, terminal_width, wrapped
 from mimose.report.page import write_page
+from mimose.report.text import named, table, terminal_width, wrapped
 from mimose.sim import why_not
-from mimose.usage import UsageError
 
 GIB: Mapping[str, float] = {
     "h200": 139.8,

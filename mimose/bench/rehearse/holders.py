@@ -14,8 +14,8 @@ from typing import NamedTuple
 import torch
 from torch import nn
 
-from mimose.inputs.layers import find_layers
-from mimose.inputs.sharding import groups_in, inside_ddp, own_parameters
+from mimose.model.layers import find_layers
+from mimose.model.sharding import groups_in, inside_ddp, own_parameters
 from mimose.sim import use
 from mimose.sim.memory import MemoryEvent
 from mimose.tensors import local, tensors_in

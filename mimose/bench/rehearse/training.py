@@ -31,6 +31,7 @@ from mimose.bench.rehearse.foreign import named_in, raise_if_foreign, values_rea
 from mimose.bench.rehearse.holders import at_peak
 from mimose.bench.rehearse.host import of_session
 from mimose.bench.step_meter import autocast
+from mimose.bench.usage import UsageError
 from mimose.bench.zoo import called_by_name
 from mimose.exceptions import (
     BudgetError,
@@ -44,7 +45,6 @@ from mimose.sim.hollow import HOST, clock
 from mimose.state import rehearsed
 from mimose.tensors import tensors_in
 from mimose.torch_private import begin_one_of_ranks
-from mimose.usage import UsageError
 
 _OUTSIDE_BYTES, _NCCL_BYTES = 2**29, 2**30
 """See Note: [What lies outside of the allocator]."""

@@ -8,7 +8,7 @@ import torch
 from mimose.bench.advise.methods import METHODS, PARTS, Training
 from mimose.bench.advise.sample import Sample
 from mimose.bench.advise.source import make, saved
-from mimose.usage import UsageError
+from mimose.bench.usage import UsageError
 
 
 def test_rows_are_repeated():

@@ -11,7 +11,7 @@ pytest.importorskip("transformers")
 from mimose.bench.corpus import OURS
 from mimose.bench.grid import traces
 from mimose.bench.grid.workloads import WORKLOADS, from_function
-from mimose.inputs.layers import find_layers
+from mimose.model.layers import find_layers
 
 SMALL = {"length": 9, "source": 8, "target": 7}
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import mimose
-from mimose.inputs.placement import only_device
+from mimose.model.placement import only_device
 
 _CPU = torch.device("cpu")
 

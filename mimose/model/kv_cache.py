@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from mimose.inputs.compiled import unwrapped
-from mimose.inputs.patch import Patch
+from mimose.model.compiled import unwrapped
+from mimose.model.patch import Patch
 
 
 def without_caches(model: nn.Module) -> Iterator[Patch]:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from mimose.exceptions import AlreadyAttachedError
-from mimose.inputs.compiled import called_attribute
+from mimose.model.compiled import called_attribute
 from mimose.torch_private import COMPILED_CALL, set_graphs_by_use
 
 is_traced = torch.compiler.is_dynamo_compiling

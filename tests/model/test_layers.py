@@ -7,7 +7,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import (
 )
 
 from mimose import CheckpointingConflictError, NoUnitsError
-from mimose.inputs.layers import find_layers, raise_if_checkpointed
+from mimose.model.layers import find_layers, raise_if_checkpointed
 
 EXPECTED = {
     "bert": [f"bert.encoder.layer.{i}" for i in range(3)],

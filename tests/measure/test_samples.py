@@ -2,7 +2,9 @@
 
 import torch
 
-from mimose.memory.marks import Mark, StorageTracker, analyse
+from mimose.measure.samples import analyse
+from mimose.measure.storage import StorageTracker
+from mimose.measure.trace import Mark
 from mimose.planners.actions import EXACT_MENU
 from mimose.types import Measured
 

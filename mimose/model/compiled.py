@@ -6,7 +6,7 @@ after a few `torch.compile` gives up. So a compiled layer is planned from the ou
 mimose replaces what the module's call runs, not the ``forward`` inside the compiled
 code. A model that is compiled as a whole has no such place, so it is an error. Compiled
 code does not run under a dispatch mode, so its held bytes are counted by the tensors
-that it saves (`mimose.memory.marks.by_saved`). Its recomputation runs to the end.
+that it saves (`mimose.measure.gauges.by_saved`). Its recomputation runs to the end.
 
 If several compiled graphs fit a call, torch tries the one used last first. So a
 recomputation may use another graph than its forward, which saves other tensors

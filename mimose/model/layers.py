@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from mimose.exceptions import CheckpointingConflictError, MimoseError, NoUnitsError
-from mimose.inputs.compiled import wrappers
+from mimose.model.compiled import wrappers
 from mimose.torch_private import CHECKPOINT_WRAPPED, submodules_of
 
 Predicate: TypeAlias = Callable[..., bool]
