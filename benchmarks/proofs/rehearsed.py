@@ -99,7 +99,7 @@ def work(task: Task) -> Rows:
         for sizes in workload.sizes(steps, task["seed"]):
             run.train(sizes)
         reserved = run.card.stats()["reserved_bytes.all.peak"]
-        tracker: Any = MemTracker()  # type: ignore[no-untyped-call]
+        tracker: Any = MemTracker()
         tracker.track_external(run.model, run.optimizer)
         try:
             with tracker:
@@ -163,8 +163,9 @@ def fsdp_8b() -> Made:
 
 def fsdp_70b() -> Made:
     """Return 80 layers of Llama-70B's widths in bfloat16 under FSDP2."""
-    sizes = {"vocab_size": 32000, "hidden_size": 8192, "intermediate_size": 28672}
-    return _sharded(_llama(num_hidden_layers=80, num_attention_heads=64, **sizes))
+    sizes: dict[str, Any] = {"vocab_size": 32000, "intermediate_size": 28672}
+    sizes |= {"hidden_size": 8192, "num_attention_heads": 64}
+    return _sharded(_llama(num_hidden_layers=80, **sizes))
 
 
 def tensor_8b() -> tuple[Any, Batch, torch.optim.Optimizer]:
