@@ -53,7 +53,7 @@ Made = tuple[Any, Batch]
 
 
 def ask(settings: Settings, options: Options) -> Answer:
-    """Rehearse each, in a process of its own."""
+    """Rehearse each, in a separate process."""
     answer = Answer(path=settings.out / "rehearsed.csv")
     seen = replace(settings, seed=1)  # as the H200's rows
     for name in options.trainings:
