@@ -8,9 +8,9 @@ be negative: a loss leaves out the first token. A transient peak is the maximum 
 several such sums, which no polynomial explains: at small sizes FSDP2's whole gradients
 decide, at large ones activations. There the fit has the number of terms that predicts
 left-out samples best, and is raised by its largest error. If only one size varies, and
-the samples lie on a convex curve, as such a maximum does, the chord of two near
-neighbours predicts what is between them, which is never too low. Beyond the samples the
-last chord is the least.
+the samples lie on a convex curve, as such a maximum does, the chord of two neighbours
+is never too low between them: of near ones it is the prediction, of others the most.
+Beyond the samples the last chord is the least.
 
 The estimator behaves like those of scikit-learn, without their base classes: importing
 them takes 150 MiB, and SciPy's non-negative least squares 50 MiB, which the training
@@ -319,13 +319,15 @@ class Fit:
                 is raised by the error at left-out shapes if that is above the
                 tolerance.
         """
-        row, least = self._row(sizes), None
+        row, least, most = self._row(sizes), -math.inf, math.inf
         if self._chords is not None:
             chord, is_near = _on_chords(*self._chords, row[0])
             if is_near:
                 return chord
-            is_within = self._chords[0][0] <= row[0] <= self._chords[0][-1]
-            least = None if is_within else chord
+            if self._chords[0][0] <= row[0] <= self._chords[0][-1]:
+                most = chord
+            else:
+                least = chord
         if isinstance(self._estimator, LeastSquares):
             value = self._estimator.predict_one(row)
         else:
@@ -334,8 +336,7 @@ class Fit:
         error = self._error_between if is_between else self.error
         is_off = not is_between or error > self._tolerance(scale)
         more = error if self._is_peak and is_off and math.isfinite(error) else 0.0
-        value += max(self._raise, more)
-        return value if least is None else max(value, least)
+        return min(max(value + max(self._raise, more), least), most)
 
     @property
     def is_settled(self) -> bool:

@@ -39,7 +39,7 @@ _NEAR = 0.25
 def ask(settings: Settings, options: Options) -> Answer:
     """Count what each workload issues, and fit the price."""
     answer = Answer(path=settings.out / "clock.csv")
-    seen = _seen()
+    seen = seen_of("seconds")
     rows = []
     for name in (*_FITTED, *_LEFT_OUT):
         task = {"workload": name, "gib": WORKLOADS[name].cards[-1], "card": "h200"}
@@ -59,12 +59,12 @@ def ask(settings: Settings, options: Options) -> Answer:
     return answer
 
 
-def _seen() -> dict[str, float]:
-    """Return the seconds of checkpointing in separate processes."""
+def seen_of(column: str) -> dict[str, float]:
+    """Return what checkpointing took on the H200, in separate processes."""
     with _MEASURED.open(encoding="utf-8") as file:
         rows = [row for row in csv.DictReader(file) if row["strategy"] == "hf"]
     own = [r for r in rows if int(r["n_steps"]) >= 50 and r["expandable"] == "False"]
-    return {row["workload"]: float(row["seconds"]) for row in own}
+    return {row["workload"]: float(row[column]) for row in own}
 
 
 def _price(rows: list[Row]) -> float:

@@ -99,6 +99,18 @@ def test_a_peak_of_several_sums_is_told_between_samples():
     assert all(fit.predict((t,)) >= 0.99 * peak(t) for t in (150, 3900))
 
 
+def test_a_chord_of_far_samples_bounds_what_is_between():
+    """A layer's backward under FSDP2 in MiB, by length: no polynomial tells it."""
+    peaks = {376: 3119.9, 755: 2974.7, 968: 2893.0, 1236: 2790.3, 1661: 2664.6}
+    peaks |= {3067: 2750.9, 8192: 3872.0}
+    readings = {(t,): [n] for t, n in peaks.items()}
+    fit = Fit(LeastSquares(), readings, 0.0, is_peak=True)
+    for t, n in peaks.items():
+        assert fit.predict((t,), 6e4) == pytest.approx(n)
+    assert 2584.5 <= fit.predict((2306,), 6e4) < 2705.0
+    assert fit.predict((9000,), 6e4) >= 4000.0
+
+
 def test_a_term_for_one_shape_alone_is_left_out():
     """Nothing would check it: what is nearly the same everywhere is believed so."""
     lengths = (2890, 731, 1089, 1748, 2531, 1990, 1427, 498, 942, 450)
