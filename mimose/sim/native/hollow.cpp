@@ -282,6 +282,12 @@ void pass(const Work& work) {
         work.flops);
 }
 
+constexpr double kFewIntegers = double(4 << 20);  // bytes: a mask of 170,000 tokens
+
+bool is_part_of_many(const Tensor& t) {
+  return on_sim(t) && t.has_storage() && double(t.storage().nbytes()) > kFewIntegers;
+}
+
 // ---------------------------------------------------------------- signatures
 
 class Signature {
@@ -309,6 +315,7 @@ class Signature {
     tag(char(t.scalar_type()));
     tag(t.unsafeGetTensorImpl()->is_wrapped_number());
     tag(char(t.dim()));
+    tag(is_part_of_many(t));
     for (auto n : t.sizes()) number(n);
     for (auto n : t.strides()) number(n);
     return true;
@@ -398,8 +405,8 @@ struct Plan {
 // Programs read some values back: whether a mask has a zero, whether two sums of bits are
 // equal. So integers and truth values are computed for real where they are few, and so
 // are numbers of any kind where they are very few. Few results of what is not computed
-// are zeros. So what is read of large tensors says that they are zeros and equal.
-constexpr double kFewIntegers = double(4 << 20);  // bytes: a mask of 170,000 tokens
+// are zeros. So what is read of large tensors says that they are zeros and equal. A part
+// of a large one is not computed either: nothing has written its memory.
 constexpr double kFewOfAny = 256;
 constexpr size_t kZeroed = 4096;
 constexpr double kCopiedIn = double(16 << 20);
@@ -410,6 +417,7 @@ struct Amount {
   bool are_integers = true;
   void add(const Tensor& t) {
     n_bytes += double(t.numel()) * double(t.element_size());
+    if (is_part_of_many(t)) n_bytes += kFewIntegers;
     are_integers = are_integers && c10::isIntegralType(t.scalar_type(), true);
   }
   bool is_few() const {
@@ -827,7 +835,7 @@ bool copy_hollow(const Tensor& from, const Tensor& to) {
   amount.add(from);
   amount.add(to);
   if (!crosses) return !amount.is_few();
-  if (on_sim(from)) return amount.n_bytes > 2 * kCopiedOut;
+  if (on_sim(from)) return bytes_of(from) > kCopiedOut;
   return !(amount.is_few() || (amount.are_integers && amount.n_bytes <= kCopiedIn));
 }
 

@@ -150,6 +150,10 @@ def test_bits_of_what_is_not_computed_are_zeros(sim):
     torch.full((2**16,), 7, device="sim")  # leaves its values in the memory
     numbers = torch.empty(2**18, dtype=torch.bfloat16, device="sim")
     assert 0 == numbers.view(torch.int64).sum().item()
+    del numbers
+    torch.full((2**18,), 7, device="sim")
+    few = torch.empty(2**22, dtype=torch.bfloat16, device="sim").view(torch.int64)[:32]
+    assert 0 == few.sum().item()
 
 
 def test_segments_take_time(sim):
