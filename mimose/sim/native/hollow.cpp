@@ -525,6 +525,7 @@ class MetaCall {
     if (known != places_.end()) {
       made.kind = Made::kArgument;
       made.index = known->second;
+      written.push_back(made.index);
       result.tensors.push_back(made);
       return arguments[known->second];
     }
@@ -560,6 +561,7 @@ class MetaCall {
   }
 
   std::vector<Tensor> arguments;  // in the order in which they are met
+  std::vector<int> written;       // of these
   bool changed = false;           // so that the next call is run anew
   bool truth = false;             // of results that are truth values
 
@@ -630,6 +632,13 @@ void draw(const c10::OperatorHandle& op, const IValue* arguments, size_t n) {
   }
 }
 
+// Few integers that were not computed are zeros, also if they were written in place.
+void clear(const Tensor& t) {
+  if (!t.defined() || !on_sim(t) || is_part_of_many(t)) return;
+  if (!c10::isIntegralType(t.scalar_type(), true)) return;
+  if (t.storage().nbytes()) std::memset(t.storage().mutable_data(), 0, t.storage().nbytes());
+}
+
 void make_results(const Plan& plan, Stack* stack, size_t begin, size_t n) {
   std::vector<c10::Storage> storages;
   storages.reserve(plan.storages.size());
@@ -638,7 +647,11 @@ void make_results(const Plan& plan, Stack* stack, size_t begin, size_t n) {
   const IValue* arguments = stack->data() + begin;
   auto tensor = [&](const Made& made) -> Tensor {
     if (made.kind == Made::kUndefined) return {};
-    if (made.kind == Made::kArgument) return argument(arguments, n, made.index);
+    if (made.kind == Made::kArgument) {
+      Tensor written = argument(arguments, n, made.index);
+      if (!plan.work.is_free) clear(written);
+      return written;
+    }
     auto out = at::detail::make_tensor<c10::TensorImpl>(
         c10::Storage(storages[made.index]), kSimKeys, made.dtype);
     out.unsafeGetTensorImpl()->set_sizes_and_strides(made.sizes, made.strides,
@@ -804,6 +817,8 @@ bool run_hollow(const c10::OperatorHandle& op, Stack* stack) {
     for (auto& value : given) stack->push_back(value);
   } else {
     draw(op, given.data(), n);
+    for (int place : call.written)
+      if (!plan->work.is_free) clear(call.arguments[place]);
   }
   if (told && !call.changed) {
     std::lock_guard<std::mutex> lock(plans().mutex);
@@ -834,6 +849,7 @@ bool copy_hollow(const Tensor& from, const Tensor& to) {
   Amount amount;
   amount.add(from);
   amount.add(to);
+  if (!crosses && !amount.is_few()) clear(to);
   if (!crosses) return !amount.is_few();
   if (on_sim(from)) return bytes_of(from) > kCopiedOut;
   return !(amount.is_few() || (amount.are_integers && amount.n_bytes <= kCopiedIn));
