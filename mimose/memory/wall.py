@@ -32,9 +32,9 @@ at least: what it frees meanwhile may lie in pieces that fit none, and a smaller
 may split the place of one. (Of 203 backwards of T5-large and Llama-8B near the wall 37
 needed more than 1.1 bytes for each byte of growth, up to 1.22. Such blocks were enough
 for all, to 1%. Expandable segments need no whole blocks, and no more than the growth:
-with 1.1 bytes for each 3.2% of two products' forwards ran again, in vain.) Cached segments in which
-nothing is in use can be freed. They are, if less is there, and less than twice that
-with them. If that is not enough, these blocks are taken at once, also from gaps, and
+with 1.1 bytes for each 3.2% of two products' forwards ran again, in vain.) Cached
+segments in which nothing is in use can be freed. They are, if less is there, and less
+than twice that with them. If that is not enough, these blocks are taken at once, also from gaps, and
 freed again. If they cannot be had, the forward runs again: first under the same plan in
 the clean pool, then with everything recomputed, if the plan keeps something. If neither
 can help, or the forward cannot run again (it has edited its input, or other ranks

@@ -5,6 +5,7 @@ import sys
 import pytest
 
 import mimose
+from mimose.exactness.guard import State
 
 pytest.importorskip("transformers")
 
@@ -42,3 +43,20 @@ def test_a_kept_step_calls_few_more_functions_than_a_bare_one(toys, meter, by_se
         for _ in range(3):
             run()
         assert bare < _calls(run) < 1.25 * bare
+
+
+def test_a_layer_that_nobody_changed_is_not_read_anew(toys, meter, monkeypatch):
+    """Neither as its call begins nor as it is recomputed."""
+    model, batch = toys.zoo_model("bert"), toys.text_batches([16])[0]
+    made, init = [], State.__init__
+    monkeypatch.setattr(
+        State, "__init__", lambda self, *a: (made.append(self), init(self, *a))[1]
+    )
+
+    with mimose.attach(model, "1TiB", planner="full", meter=meter) as session:
+        for _ in range(3):
+            made.clear()
+            model(**batch).loss.backward()
+            model.zero_grad()
+        assert {"recompute"} == {*session.records[-1].actions}
+    assert [] == made
