@@ -43,6 +43,8 @@ OPTIONS = (
 
 _SHARES = (1 / 2, 1 / 3)
 """Of plain training's growth."""
+_TIMED = 17
+"""The last steps within a share, over which each stripe is compared once."""
 _GIB = 2**30
 _ROOM_GIB = 320
 """Of the card, so that plain training fits."""
@@ -287,12 +289,15 @@ def work(task: Task) -> Rows:
 def _within(
     share: float, session: Session, trained: _Trained, start: int, plain: int, n: int
 ) -> dict[str, Any]:
-    """Train within a share of the growth; return what the last step took."""
+    """Train within a share of the growth; return what the last steps took."""
     session.budget = int(start + share * plain)
-    n_over = sum(trained.step()[2] > share * plain for _ in range(n))
+    before = session.summary().retries
+    for _ in range(n):
+        trained.step()
     with trained.checks_timed() as checks:
-        seconds, _, _ = trained.step()
-    last = session.records[-1]
+        seconds = [trained.step()[0] for _ in range(_TIMED)]
+    records = list(session.records)[-n - _TIMED :]
+    last = records[-1]
     assert last.observed_peak_bytes is not None
     problem = session.planning_problem()
     choice = [problem.actions.index(action) for action in last.actions]
@@ -300,13 +305,13 @@ def _within(
     whole = problem.start_bytes + share * plain
     free = make_planner("auto").plan(replace(problem, budget_bytes=whole))
     return {
-        "seconds": seconds,
+        "seconds": sum(seconds) / _TIMED,
         "growth": (last.observed_peak_bytes - last.start_bytes) / plain,
         "predicted": last.prediction_error,
-        "checks": checks[0],
+        "checks": checks[0] / _TIMED,
         "margin": float(1.0 - free.extra_cost / cost),
         "plan": FINE_MENU.codes(last.actions),
         "phase": last.phase,
-        "steps_over": n_over,
-        "reruns": session.summary().retries,
+        "steps_over": sum(record.is_over for record in records),
+        "reruns": session.summary().retries - before,
     }
