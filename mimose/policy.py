@@ -250,8 +250,9 @@ def _to_come(seen: Sequence[Parts]) -> list[tuple[StepInput, list[SizeMap]]]:
 
 _SPARE = 0.01
 """The share of a step's headroom that is not worth another plan."""
-_LEAST_USABLE = 0.9
-"""A backward is given room for 1.1 bytes for each byte of its growth."""
+_LEAST_USABLE, _LEAST_TRIED = 0.9, 0.95
+"""A backward is given room for 1.1 bytes for each byte of its growth. With so much of
+the room a step may stop to free all cached blocks."""
 _COPIES = 4
 """A plain loss holds at most this many more copies of the logits in float32 than a loss
 by rows."""
@@ -1066,7 +1067,7 @@ class Policy:
         if gives_up and found == 1.0:
             return  # it was in vain
         share = (found or 1.0) - _SPARE
-        if share < _LEAST_USABLE:
+        if share < (_LEAST_TRIED if gives_up else _LEAST_USABLE):
             share = 1.0 if gives_up else _LEAST_USABLE
         with self._lock:
             self._usable[step_input[:3]] = memory.headroom_bytes, share

@@ -230,9 +230,12 @@ class _Layer:
                 over += max(0.0, held[0] - own)
             # The next layer frees this layer's output: Note: [Least]. If the layer has
             # saved it, as a last ReLU does, it holds it unless it recomputes. Of the
-            # last layer that is what was not counted.
-            if not spec.recomputes and (self.neighbours[1] or not is_known):
-                over += saved
+            # last layer that may be what was not counted, if its output goes before
+            # the forward ends, as in ResNet. In U-Net the head's backward frees it.
+            if not spec.recomputes:
+                is_last = is_known and not self.neighbours[1]
+                counted = self.uncounted_bytes(spec.name) if is_last else 0.0
+                over += max(0.0, saved - max(0.0, counted))
             backward.append(max(forward[0], over) if spec.recomputes else over)
             cost.append(self._cost(spec, held[0] - own))
             on_host = Quantity("exact", family, "host", spec.name)
