@@ -782,7 +782,9 @@ class _Program:
         if operator.has_witness:
             witness = self._graph.slots[Slot(step.node, "result2")]
             is_rounded = witness.element_size() < 4
-        may_lie = operator.may_lie_otherwise and not is_saved
+        # A copy of a bias has one layout. Under autocast each product reads one.
+        is_flat = len(output_of(self._graph.ran.nodes[step.node], 0).shape) < 2
+        may_lie = operator.may_lie_otherwise and not (is_saved or is_flat)
         return operator.is_unseen or is_rounded or may_lie
 
     def _work(self, needs: Mapping[int, tuple[int, ...]]) -> Work:

@@ -173,7 +173,7 @@ def test_what_is_planned_for_less_in_vain_is_not_again():
         return found
 
     fewer = [round(1.0 - n / 100, 2) for n in range(1, 10)]
-    assert [*fewer[:4], 1.0, 1.0] == shares(6, memory, gives_up=True)
+    assert [*fewer[:5], 1.0, 1.0] == shares(7, memory, gives_up=True)
     other = memory._replace(budget_bytes=50.0)
     assert 1.0 == policy._share_with_room(own, other)
     assert [*fewer, 0.9, 0.9] == shares(11, other)
