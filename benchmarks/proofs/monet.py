@@ -6,7 +6,7 @@ exact and whose seconds are those of a roofline. Gradients exist before each ste
 its growth is activations and working memory. One process a model trains plainly, then
 under a session, which learns within an ample budget and then has shares of plain
 training's growth for its budget. The plans are its own, within the allocator's limit:
-what the margin and the allowance for fragmentation cost is in the times, and told.
+the times contain what the margin and the allowance for fragmentation cost.
 
     python -m benchmarks.proofs monet --threads 1
     python -m benchmarks.proofs monet --threads 1 --models unet
@@ -245,9 +245,9 @@ class _Trained:
         """Add up the seconds of what is compared within the block."""
         found, summed = [0.0], selective._sum_of
 
-        def timed(*args: Any) -> torch.Tensor:
+        def timed(tensor: torch.Tensor, stripe: int | None) -> torch.Tensor:
             before = self._sim.clock()
-            total = summed(*args)
+            total = summed(tensor, stripe)
             found[0] += self._sim.clock().since(before).seconds
             return total
 
