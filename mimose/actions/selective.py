@@ -133,12 +133,8 @@ _LEAST_STRIPED = 2**20
 """A storage of fewer bytes is compared whole: there kernels take longer to start than
 to run."""
 _FOLDS = 127
-"""As many distant parts of a storage are added before their sums are mixed."""
+"""As many distant parts of a storage, or more, are added before they are weighed."""
 _SMALL_FACTORS = 2 * 3 * 5 * 7 * 11 * 13
-_SPLIT_MIX = tuple(
-    n - 2**64 for n in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
-)
-"""The odd factors, as signed numbers."""
 _NOISE_SAMPLE = 256
 """The number of elements that distinguishes dropout's noise from other tensors."""
 
@@ -786,7 +782,9 @@ class _Program:
         if operator.has_witness:
             witness = self._graph.slots[Slot(step.node, "result2")]
             is_rounded = witness.element_size() < 4
-        may_lie = operator.may_lie_otherwise and not is_saved
+        # A copy of a bias has one layout. Under autocast each product reads one.
+        is_flat = len(output_of(self._graph.ran.nodes[step.node], 0).shape) < 2
+        may_lie = operator.may_lie_otherwise and not (is_saved or is_flat)
         return operator.is_unseen or is_rounded or may_lie
 
     def _work(self, needs: Mapping[int, tuple[int, ...]]) -> Work:
@@ -1303,8 +1301,7 @@ def _instead(place: Place, tensor: torch.Tensor) -> Place:
 def _sum_of(tensor: torch.Tensor, stripe: int | None) -> torch.Tensor:
     """Return () a sum over the words of a tensor's storage, or of a stripe of it.
 
-    It depends on their places, and not linearly on them: plain sums are the same after
-    a permutation, and after regular changes that cancel in 64 bits.
+    It depends on their places: plain sums are the same after a permutation.
 
     Args:
         tensor: A plain tensor.
@@ -1318,16 +1315,19 @@ def _sum_of(tensor: torch.Tensor, stripe: int | None) -> torch.Tensor:
     if stripe is not None and n_bytes >= _LEAST_STRIPED:
         parts = parts[stripe::_STRIPES]
         if stripe:
-            return _mixed(parts)
-    over = _scrambled(words[n_parts * _STRIPE_WORDS :])
-    return _mixed(parts) + over + _scrambled(rest)  # what is left over behind the last
+            return _weighed(_folded(parts))
+    total = _weighed(_folded(parts))  # and what is left over behind the last
+    for seed, over in enumerate((words[n_parts * _STRIPE_WORDS :], rest), 1):
+        if len(over):
+            total += _weighed(over, seed)
+    return total
 
 
-def _mixed(parts: torch.Tensor) -> torch.Tensor:
-    """Return () a sum over words that depends on their places.
+def _folded(parts: torch.Tensor) -> torch.Tensor:
+    """Return (n,) words: distant parts are added up, so that little is left to weigh.
 
-    Distant parts are added first, so that it needs little memory. Their distance has no
-    small factor: blocks that change places, a whole number of rows apart, do not meet.
+    Their distance has no small factor: blocks that change places, a whole number of
+    rows apart, do not meet.
 
     Args:
         parts: (n_parts, n_words) The words.
@@ -1336,21 +1336,25 @@ def _mixed(parts: torch.Tensor) -> torch.Tensor:
     while math.gcd(n, _SMALL_FACTORS) > 1:
         n -= 1
     if n == 1:
-        return _scrambled(parts.flatten())
-    folded = parts[: n * _FOLDS].view(_FOLDS, n, _STRIPE_WORDS).sum(0)
-    return _scrambled(folded.flatten()) + _scrambled(parts[n * _FOLDS :].flatten())
+        return parts.flatten()
+    n_whole = len(parts) // n * n
+    folded = parts[:n_whole].view(-1, n, _STRIPE_WORDS).sum(0)
+    folded[: len(parts) - n_whole] += parts[n_whole:]
+    return folded.flatten()
 
 
-def _scrambled(words: torch.Tensor) -> torch.Tensor:
-    """Return () the sum of words, each mixed with its place: SplitMix64's last steps.
+def _weighed(words: torch.Tensor, seed: int = 0) -> torch.Tensor:
+    """Return () the sum of integers, each half of a word times a random number.
 
-    Source: Steele et al., "Fast splittable pseudorandom number generators" (2014).
+    With random numbers of 64 bits another sum is the same with a probability of 2^-32
+    (multilinear hashing; Lemire and Kaser, "Strongly universal string hashing is fast",
+    2014). They are the same in each call.
     """
-    first, second, third = _SPLIT_MIX
-    mixed = torch.arange(len(words), device=words.device).mul_(first).add_(words)
-    mixed.bitwise_xor_((mixed >> 30) & (2**34 - 1)).mul_(second)
-    mixed.bitwise_xor_((mixed >> 27) & (2**37 - 1)).mul_(third)
-    return mixed.sum()
+    halves = words.view(torch.int32) if words.element_size() == 8 else words
+    own = torch.Generator(words.device)
+    own.manual_seed(seed)
+    drawn = torch.empty(len(halves), dtype=torch.int64, device=words.device)
+    return drawn.random_(generator=own).mul_(halves).sum()
 
 
 def _sources(recipe: Recipe, ran: Ran) -> dict[int, Any]:

@@ -33,11 +33,10 @@ def segments_environment(expandable: bool) -> dict[str, str]:
 def environment_of(task: Mapping[str, Any]) -> dict[str, str]:
     """Return the variables that a child's allocator reads when torch is imported.
 
-    They follow from the task's ``"device"`` and ``"is_expandable"``, if it has these.
+    They follow from the task's ``"is_expandable"``, if it has that. A session reads
+    them, too.
     """
-    if not task.get("is_expandable") or kind_of(task["device"]) == SIM:
-        return {}
-    return segments_environment(True)
+    return segments_environment(True) if task.get("is_expandable") else {}
 
 
 def prepare(task: Mapping[str, Any]) -> None:

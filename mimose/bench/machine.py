@@ -14,15 +14,6 @@ from mimose.bench.device import SIM, is_cpu, kind_of
 
 _VERSIONS = ("torch", "transformers", "mimose")
 
-HEAP_IS_KEPT = {
-    "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),  # glibc's maximum
-    "MALLOC_TRIM_THRESHOLD_": str(2**40),
-    "MALLOC_ARENA_MAX": "1",
-}
-"""Variables with which glibc caches freed memory, as an accelerator's allocator does.
-Without them, most of the time of a rebuilt tensor would be for mapping pages again."""
-
-
 SLACK_BYTES = 32 * 2**20
 """Bytes that a process may map beyond the budget; see `limit_memory`."""
 

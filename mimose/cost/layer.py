@@ -138,22 +138,28 @@ class LayerClass:
         again = Quantity("transient", family, "forward", AGAIN)
         if self._is_known(again):
             forward[0] = max(forward[0], self._predict(again))
+        own_names = [uncounted(family, self.neighbours, a) for a in menu.names]
+        are_known = list(map(self._is_known, own_names))
         backward, cost, host = [], [], []
-        for spec, own in zip(menu.specs, held, strict=True):
+        for spec, own, is_known in zip(menu.specs, held, are_known, strict=True):
             key, is_own = self._backward(spec.name)
             over = self.model.predict(key, self.backward_sizes)
             if spec.recomputes or not is_own:
                 # The readings exclude what the recomputation brings back.
                 over += max(0.0, held[0] - own)
             # The next layer frees this layer's output: Note: [Least]. If the layer has
-            # saved it, as a last ReLU does, it holds it unless it recomputes.
-            backward.append(max(forward[0], over) if spec.recomputes else over + saved)
+            # saved it, as a last ReLU does, it holds it unless it recomputes. Of the
+            # last layer that may be what was not counted, if its output goes before
+            # the forward ends, as in ResNet. In U-Net the head's backward frees it.
+            if not spec.recomputes:
+                is_last = is_known and not self.neighbours[1]
+                counted = self.uncounted_bytes(spec.name) if is_last else 0.0
+                over += max(0.0, saved - max(0.0, counted))
+            backward.append(max(forward[0], over) if spec.recomputes else over)
             cost.append(self._cost(spec, held[0] - own))
             on_host = Quantity("exact", family, "host", spec.name)
             needs_all = spec.needs_host and not self._is_known(on_host)
             host.append(held[0] if needs_all else self._predict(on_host))
-        own_names = [uncounted(family, self.neighbours, a) for a in menu.names]
-        are_known = list(map(self._is_known, own_names))
         held = [
             self.uncounted_bytes(a) + (own if is_known else min(own, held[0]))
             for a, own, is_known in zip(menu.names, held, are_known, strict=True)

@@ -31,6 +31,7 @@ from typing import Any, NamedTuple, TypeAlias
 import torch
 from torch import nn
 
+from mimose.model.patch import Patch
 from mimose.model.sharding import is_sharded
 from mimose.tensors import tensors_in
 from mimose.torch_private import (
@@ -64,6 +65,7 @@ _NO_OBJECTS = (
     MethodType,
     FunctionType,
     type,
+    Patch,  # it counts calls
 )
 _WITH_GRAPH: Any = object()
 """Stands for a tensor with a graph, which would keep a chain of steps alive."""

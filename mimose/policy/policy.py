@@ -25,7 +25,7 @@ from mimose.planners.timeline import judge
 from mimose.policy.decision import Decision, StepOutcome, without_plan
 from mimose.policy.plans import CachedPlan, Plans, cached_plan
 from mimose.policy.windows import OTHER_SIZES, OTHERS, Windows, begins, covers, joined
-from mimose.types import MOST_CONTEXTS, Context, StepInput, without_rows
+from mimose.types import MOST_CONTEXTS, Context, Sizes, StepInput, without_rows
 from mimose.worker import JobKind
 
 _log = logging.getLogger(__name__)
@@ -79,6 +79,8 @@ class Policy:
         """By context, how many stages of the ramp-up are passed."""
         self.n_hits = self.n_misses = 0
         self._n_tries = self._n_unplanned = self._n_right = 0
+        self._last: tuple[Context, Sizes, bool] | None = None
+        """The last step, without what varies between equal ones."""
 
     def decide(
         self,
@@ -372,6 +374,7 @@ class Policy:
             return
         is_again = outcome.ended == "again"
         self.windows.absorb(outcome.parts, 2 if is_again else 1)
+        last, self._last = self._last, outcome.step_input[:3]
         if not outcome.is_one:
             return
         if is_again:
@@ -382,6 +385,10 @@ class Policy:
             self.learner.distrust_plans()
         if chosen is None:
             return
+        is_repeated = decision.cache_hit and last == self._last
+        if is_repeated and peaks is not None and peaks.n_retries:
+            # All blocks were there, so it was gaps for which they were freed.
+            self.plans.lacked_room(outcome.step_input, outcome.memory, gives_up=True)
         is_within = not is_over
         if predicted is not None and peaks is not None:
             observed = peaks.level_bytes - int(outcome.memory.start_bytes)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import torch
 
 import mimose
+from mimose.cost.problem import Memory
 from mimose.planners import Search
 from mimose.policy import plans
 from mimose.runtime.budget import LeastPeaks
@@ -157,3 +158,22 @@ def test_a_larger_batch_needs_at_least_as_much():
     assert 0.0 == bound(2, 10, context="images")
     assert 300.0 == bound(2, 10, start=100.0)
     assert 560.0 == bound(2, 10, start=900.0, state=100.0)
+
+
+def test_what_is_planned_for_less_in_vain_is_not_again():
+    """By a hundredth at a time; with another budget anew."""
+    made = plans.Plans(None, None, 0.0, 8)
+    own, memory = StepInput("text", (2, 10), False), Memory(100.0, 0.0, 0.0)
+
+    def shares(n, memory, **how):
+        found = []
+        for _ in range(n):
+            made.lacked_room(own, memory, **how)
+            found.append(round(made._share_with_room(own, memory), 2))
+        return found
+
+    fewer = [round(1.0 - n / 100, 2) for n in range(1, 10)]
+    assert [*fewer[:5], 1.0, 1.0] == shares(7, memory, gives_up=True)
+    other = memory._replace(budget_bytes=50.0)
+    assert 1.0 == made._share_with_room(own, other)
+    assert [*fewer, 0.9, 0.9] == shares(11, other)

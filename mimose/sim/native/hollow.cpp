@@ -282,6 +282,12 @@ void pass(const Work& work) {
         work.flops);
 }
 
+constexpr double kFewIntegers = double(4 << 20);  // bytes: a mask of 170,000 tokens
+
+bool is_part_of_many(const Tensor& t) {
+  return on_sim(t) && t.has_storage() && double(t.storage().nbytes()) > kFewIntegers;
+}
+
 // ---------------------------------------------------------------- signatures
 
 class Signature {
@@ -309,6 +315,7 @@ class Signature {
     tag(char(t.scalar_type()));
     tag(t.unsafeGetTensorImpl()->is_wrapped_number());
     tag(char(t.dim()));
+    tag(is_part_of_many(t));
     for (auto n : t.sizes()) number(n);
     for (auto n : t.strides()) number(n);
     return true;
@@ -398,8 +405,8 @@ struct Plan {
 // Programs read some values back: whether a mask has a zero, whether two sums of bits are
 // equal. So integers and truth values are computed for real where they are few, and so
 // are numbers of any kind where they are very few. Few results of what is not computed
-// are zeros. So what is read of large tensors says that they are zeros and equal.
-constexpr double kFewIntegers = double(4 << 20);  // bytes: a mask of 170,000 tokens
+// are zeros. So what is read of large tensors says that they are zeros and equal. A part
+// of a large one is not computed either: nothing has written its memory.
 constexpr double kFewOfAny = 256;
 constexpr size_t kZeroed = 4096;
 constexpr double kCopiedIn = double(16 << 20);
@@ -410,6 +417,7 @@ struct Amount {
   bool are_integers = true;
   void add(const Tensor& t) {
     n_bytes += double(t.numel()) * double(t.element_size());
+    if (is_part_of_many(t)) n_bytes += kFewIntegers;
     are_integers = are_integers && c10::isIntegralType(t.scalar_type(), true);
   }
   bool is_few() const {
@@ -517,6 +525,7 @@ class MetaCall {
     if (known != places_.end()) {
       made.kind = Made::kArgument;
       made.index = known->second;
+      written.push_back(made.index);
       result.tensors.push_back(made);
       return arguments[known->second];
     }
@@ -552,6 +561,7 @@ class MetaCall {
   }
 
   std::vector<Tensor> arguments;  // in the order in which they are met
+  std::vector<int> written;       // of these
   bool changed = false;           // so that the next call is run anew
   bool truth = false;             // of results that are truth values
 
@@ -622,6 +632,13 @@ void draw(const c10::OperatorHandle& op, const IValue* arguments, size_t n) {
   }
 }
 
+// Few integers that were not computed are zeros, also if they were written in place.
+void clear(const Tensor& t) {
+  if (!t.defined() || !on_sim(t) || is_part_of_many(t)) return;
+  if (!c10::isIntegralType(t.scalar_type(), true)) return;
+  if (t.storage().nbytes()) std::memset(t.storage().mutable_data(), 0, t.storage().nbytes());
+}
+
 void make_results(const Plan& plan, Stack* stack, size_t begin, size_t n) {
   std::vector<c10::Storage> storages;
   storages.reserve(plan.storages.size());
@@ -630,7 +647,11 @@ void make_results(const Plan& plan, Stack* stack, size_t begin, size_t n) {
   const IValue* arguments = stack->data() + begin;
   auto tensor = [&](const Made& made) -> Tensor {
     if (made.kind == Made::kUndefined) return {};
-    if (made.kind == Made::kArgument) return argument(arguments, n, made.index);
+    if (made.kind == Made::kArgument) {
+      Tensor written = argument(arguments, n, made.index);
+      if (!plan.work.is_free) clear(written);
+      return written;
+    }
     auto out = at::detail::make_tensor<c10::TensorImpl>(
         c10::Storage(storages[made.index]), kSimKeys, made.dtype);
     out.unsafeGetTensorImpl()->set_sizes_and_strides(made.sizes, made.strides,
@@ -796,6 +817,8 @@ bool run_hollow(const c10::OperatorHandle& op, Stack* stack) {
     for (auto& value : given) stack->push_back(value);
   } else {
     draw(op, given.data(), n);
+    for (int place : call.written)
+      if (!plan->work.is_free) clear(call.arguments[place]);
   }
   if (told && !call.changed) {
     std::lock_guard<std::mutex> lock(plans().mutex);
@@ -826,8 +849,9 @@ bool copy_hollow(const Tensor& from, const Tensor& to) {
   Amount amount;
   amount.add(from);
   amount.add(to);
+  if (!crosses && !amount.is_few()) clear(to);
   if (!crosses) return !amount.is_few();
-  if (on_sim(from)) return amount.n_bytes > 2 * kCopiedOut;
+  if (on_sim(from)) return bytes_of(from) > kCopiedOut;
   return !(amount.is_few() || (amount.are_integers && amount.n_bytes <= kCopiedIn));
 }
 

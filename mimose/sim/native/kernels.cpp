@@ -270,14 +270,11 @@ int index_of(const std::optional<c10::Device>& device) {
   return device && device->index() >= 0 ? device->index() : current_device;
 }
 
-// Where nothing is computed, the bits of a little memory are no accident: zeros. Nor are
-// those of as many integers as are computed: such as a copy of a part of a large tensor.
+// Where nothing is computed, the bits of a little memory are no accident: zeros.
 Tensor known(Tensor made) {
-  constexpr size_t kLittle = 256 << 10, kFewIntegers = 4 << 20;
+  constexpr size_t kLittle = 256 << 10;
   const auto& storage = made.storage();
-  const bool counts = at::isIntegralType(made.scalar_type(), true);
-  if (is_hollow && storage.nbytes() &&
-      storage.nbytes() <= (counts ? kFewIntegers : kLittle))
+  if (is_hollow && storage.nbytes() && storage.nbytes() <= kLittle)
     std::memset(data_of(storage).get(), 0, storage.nbytes());
   return made;
 }

@@ -150,6 +150,14 @@ def test_bits_of_what_is_not_computed_are_zeros(sim):
     torch.full((2**16,), 7, device="sim")  # leaves its values in the memory
     numbers = torch.empty(2**18, dtype=torch.bfloat16, device="sim")
     assert 0 == numbers.view(torch.int64).sum().item()
+    del numbers
+    torch.full((2**18,), 7, device="sim")
+    words = torch.empty(2**22, dtype=torch.bfloat16, device="sim").view(torch.int64)
+    torch.full((2**16,), 7, device="sim")
+    for part in (words[:32], words.view(-1, 64)[3::17].flatten()):
+        assert 0 == part.sum().item()
+    torch.full((2**18,), 7, device="sim")
+    assert 0 == torch.arange(300_000, device="sim").sum().item()  # too many
 
 
 def test_segments_take_time(sim):
