@@ -253,7 +253,7 @@ def test_an_auxiliary_loss_alone(toys, planner):
 def test_a_detach_within_a_forward_that_fails(toys):
     """The user's error stays what it is."""
     model = toys.chain(3)
-    session = mimose.attach(model, "1GiB")
+    session = mimose.attach(model, "1TiB")
 
     def fail(*_):
         session.detach()

@@ -504,7 +504,7 @@ _TRAINED: tuple[_Option, ...] = (
 )
 _COMMANDS: dict[Callable[[_Options], int], tuple[_Option, ...]] = {
     _demo: (
-        ("--steps", at_least_one, 36, "steps of each strategy"),
+        ("--steps", at_least_one, 32, "steps of each strategy"),
         *_COMMON,
         ("--out", Path, Path("runs/demo"), "folder for the files"),
     ),

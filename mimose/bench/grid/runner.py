@@ -304,10 +304,14 @@ class WorkloadRun:
         """
         growths: dict[str, int] = {}
         for cell in (_PLAIN, _FULL):
-            child = self._start(cell)
-            child.receive()
-            said = child.ask(["probe", {}])
-            self._longest = said["longest"]
+            self._start(cell)
+            if not self._is_on_cpu:
+                self._children[cell].receive()
+        for cell in (_PLAIN, _FULL):
+            if self._is_on_cpu:
+                self._children[cell].receive()
+            said = self._children[cell].ask(["probe", {}])
+            self._longest = self._longest or said["longest"]
             growths[cell.strategy] = said["growth_bytes"]
         if "full" not in self._settings.strategies:
             self._children.pop(_FULL).close()
@@ -332,9 +336,10 @@ class WorkloadRun:
         return growths
 
     def _start_all(self, growths: Mapping[str, int]) -> None:
-        started = [
-            cell for cell in self._settings.cells(growths) if cell not in self._children
-        ]
+        cells = self._settings.cells(growths)
+        self._start_each([cell for cell in cells if cell not in self._children])
+
+    def _start_each(self, started: Sequence[Cell]) -> None:
         for cell in started:
             with self._noting_failure(cell, -1):
                 self._start(cell)
@@ -422,12 +427,11 @@ class WorkloadRun:
         return flops
 
     def _limit(self, cells: Sequence[Cell]) -> None:
-        """Run one strategy after another with the budget as a hard limit."""
-        for cell in cells:
+        """Run strategies with the budget as a hard limit, which a device has once."""
+        for group in [cells] if self._is_on_cpu else [[cell] for cell in cells]:
             while self._children:
                 self._children.popitem()[1].close()
-            with self._noting_failure(cell, -1):
-                self._start(cell).receive()
+            self._start_each(group)
             self._take_turns()
 
     @contextlib.contextmanager
