@@ -23,7 +23,7 @@ BOXES = (  # name, what it does, left, top, width, whether it knows torch
     ("predictors", "fits", 70, 312, 100, False),
     ("worker.py", "beside training", 256, 312, 100, False),
     ("records.py", "what report/ tells", 432, 312, 108, False),
-    ("measure, memory", "marks, meters, wall", 606, 312, 120, True),
+    ("measure, memory", "marks, meters, wall", 596, 312, 140, True),
 )
 ARROWS = (  # corners, what flows, where that is written
     (((14, 126), (70, 126)), "call", (34, 118)),
