@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import threading
 from dataclasses import dataclass, replace
+from typing import TypeAlias
 
 import numpy as np
 from cachetools import LRUCache
@@ -28,7 +29,7 @@ _SPARE_SHARE = 0.01
 _LEAST_USABLE, _LEAST_TRIED = 0.9, 0.95
 """A backward is given room for 1.1 bytes for each byte of its growth. With so much of
 the room a step may stop to free all cached blocks."""
-_Key = tuple[Context, Sizes, bool]
+PlanKey: TypeAlias = tuple[Context, Sizes, bool]
 """The first fields of a `StepInput`, which identify a plan."""
 
 
@@ -126,10 +127,10 @@ class Plans:
         self.learner = learner
         self.margin = SafetyMargin(noise_bytes=5.0 * noise_bytes)
         self._planner = planner
-        self._cache: LRUCache[_Key, tuple[CachedPlan, ...]]
+        self._cache: LRUCache[PlanKey, tuple[CachedPlan, ...]]
         self._cache = LRUCache(cache_size, getsizeof=len)
         self._lock = threading.RLock()
-        self._usable: LRUCache[_Key, tuple[float, float]] = LRUCache(cache_size)
+        self._usable: LRUCache[PlanKey, tuple[float, float]] = LRUCache(cache_size)
         """By shape, a headroom, and its share with which backwards have room."""
 
     def peek(self, step_input: StepInput, memory: Memory) -> CachedPlan | None:
@@ -160,20 +161,17 @@ class Plans:
 
     def put(self, step_input: StepInput, made: CachedPlan) -> None:
         """Store a plan beside the other plans of its shape."""
-        with self._lock:
-            self._store(step_input, made)
-
-    def _store(self, step_input: StepInput, made: CachedPlan) -> None:
         valid, others = self.learner.model.valid_since, []
-        for other in self._cache.get(step_input[:3], ()):
-            if other.version < valid:
-                continue
-            if other.plan.actions != made.plan.actions:
-                others.append(other)
-            elif other.headroom_bytes > made.headroom_bytes:
-                made = replace(made, headroom_bytes=other.headroom_bytes)
-        most = int(self._cache.maxsize)
-        self._cache[step_input[:3]] = (made, *others)[:most]
+        with self._lock:
+            for other in self._cache.get(step_input[:3], ()):
+                if other.version < valid:
+                    continue
+                if other.plan.actions != made.plan.actions:
+                    others.append(other)
+                elif other.headroom_bytes > made.headroom_bytes:
+                    made = replace(made, headroom_bytes=other.headroom_bytes)
+            most = int(self._cache.maxsize)
+            self._cache[step_input[:3]] = (made, *others)[:most]
 
     def make(
         self,
@@ -245,11 +243,12 @@ class Plans:
     def make_ahead(self, step_input: StepInput, memory: Memory) -> None:
         """Make and cache the plan of an expected step, if it can be predicted."""
         most = memory.headroom_bytes - self.margin.noise_bytes
-        most = self.margin.largest(most) * self._share_with_room(step_input, memory)
+        share = self._share_with_room(step_input, memory) or 1.0
+        usable = memory.start_bytes + self.margin.largest(most) * share
         if why_unknown(self.learner.model, step_input):
             return
         try:
-            made = self.make(step_input, memory, memory.start_bytes + most)
+            made = self.make(step_input, memory, usable)
         except InfeasibleBudgetError:
             return  # its step raises this with its own numbers
         with self._lock:
@@ -290,13 +289,10 @@ class Plans:
         beyond = extrapolation_ratio(self.learner.model, step_input) / (REACH - 1.0)
         headroom = memory.headroom_bytes
         most = self.margin.largest(headroom, 1.0 if is_first else beyond)
-        return memory.start_bytes + most * self._share_with_room(step_input, memory)
+        share = self._share_with_room(step_input, memory) or 1.0
+        return memory.start_bytes + most * share
 
-    def _share_with_room(self, step_input: StepInput, memory: Memory) -> float:
-        found = self._found_share(step_input, memory)
-        return 1.0 if found is None else found
-
-    def _found_share(self, step_input: StepInput, memory: Memory) -> float | None:
+    def _share_with_room(self, step_input: StepInput, memory: Memory) -> float | None:
         """Return it as found with as much headroom: another budget shows it anew."""
         with self._lock:
             own, share = self._usable.get(step_input[:3], (0.0, 1.0))
@@ -319,7 +315,7 @@ class Plans:
                 them in each step, a tenth of its time, but not with 2% less. U-Net at a
                 half does in any case.)
         """
-        found = self._found_share(step_input, memory)
+        found = self._share_with_room(step_input, memory)
         if gives_up and found == 1.0:
             return  # it was in vain
         share = (found or 1.0) - _SPARE_SHARE

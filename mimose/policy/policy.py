@@ -23,9 +23,9 @@ from mimose.cost.trust import extrapolation_ratio, unknown_actions, why_unknown
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.planners.timeline import judge
 from mimose.policy.decision import Decision, StepOutcome, without_plan
-from mimose.policy.plans import CachedPlan, Plans, cached_plan
+from mimose.policy.plans import CachedPlan, PlanKey, Plans, cached_plan
 from mimose.policy.windows import OTHER_SIZES, OTHERS, Windows, begins, covers, joined
-from mimose.types import MOST_CONTEXTS, Context, Sizes, StepInput, without_rows
+from mimose.types import MOST_CONTEXTS, Context, StepInput, without_rows
 from mimose.worker import JobKind
 
 _log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class Policy:
         """By context, how many stages of the ramp-up are passed."""
         self.n_hits = self.n_misses = 0
         self._n_tries = self._n_unplanned = self._n_right = 0
-        self._last: tuple[Context, Sizes, bool] | None = None
+        self._last: PlanKey | None = None
         """The last step, without what varies between equal ones."""
 
     def decide(

@@ -24,9 +24,7 @@ from mimose.budget import (
     parse_budget,
     rank_share,
 )
-from mimose.cost.problem import (
-    Memory,
-)
+from mimose.cost.problem import Memory
 from mimose.exceptions import InfeasibleBudgetError
 from mimose.memory.meters import Meter
 from mimose.memory.wall import MemoryLimit

@@ -1,6 +1,7 @@
 """Phases, plans and the cache, step by step, on an exact meter."""
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import torch
 
@@ -160,20 +161,21 @@ def test_a_larger_batch_needs_at_least_as_much():
     assert 560.0 == bound(2, 10, start=900.0, state=100.0)
 
 
-def test_what_is_planned_for_less_in_vain_is_not_again():
+def test_what_is_planned_for_less_in_vain_is_not_again(monkeypatch):
     """By a hundredth at a time; with another budget anew."""
-    made = plans.Plans(None, None, 0.0, 8)
+    monkeypatch.setattr(plans, "extrapolation_ratio", lambda *_: 0.0)
+    made = plans.Plans(SimpleNamespace(model=None), None, 0.0, 8)
     own, memory = StepInput("text", (2, 10), False), Memory(100.0, 0.0, 0.0)
+    whole = made.usable_bytes(own, memory)
 
     def shares(n, memory, **how):
-        found = []
+        whole, found = made.usable_bytes(own, memory), []
         for _ in range(n):
             made.lacked_room(own, memory, **how)
-            found.append(round(made._share_with_room(own, memory), 2))
+            found.append(round(made.usable_bytes(own, memory) / whole, 2))
         return found
 
     fewer = [round(1.0 - n / 100, 2) for n in range(1, 10)]
     assert [*fewer[:5], 1.0, 1.0] == shares(7, memory, gives_up=True)
-    other = memory._replace(budget_bytes=50.0)
-    assert 1.0 == made._share_with_room(own, other)
-    assert [*fewer, 0.9, 0.9] == shares(11, other)
+    assert whole == made.usable_bytes(own, memory)
+    assert [*fewer, 0.9, 0.9] == shares(11, memory._replace(budget_bytes=50.0))

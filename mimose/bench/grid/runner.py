@@ -303,14 +303,13 @@ class WorkloadRun:
             RunFailedError: Memory runs out, or there is nothing to plan.
         """
         growths: dict[str, int] = {}
-        for cell in (_PLAIN, _FULL):
+        pair = _PLAIN, _FULL
+        for cell in pair if self._is_on_cpu else ():  # at once
             self._start(cell)
-            if not self._is_on_cpu:
-                self._children[cell].receive()
-        for cell in (_PLAIN, _FULL):
-            if self._is_on_cpu:
-                self._children[cell].receive()
-            said = self._children[cell].ask(["probe", {}])
+        for cell in pair:
+            child = self._children.get(cell) or self._start(cell)
+            child.receive()
+            said = child.ask(["probe", {}])
             self._longest = self._longest or said["longest"]
             growths[cell.strategy] = said["growth_bytes"]
         if "full" not in self._settings.strategies:
